@@ -1,0 +1,1 @@
+"""Prompt-based federated learning over vision and vision-language models."""

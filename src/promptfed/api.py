@@ -1,0 +1,142 @@
+"""The public way in: run() one configuration, compare() several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import build, config as C, record, server
+from .data import Federation
+from .errors import UserError
+from .method import Method
+from .record import Folder, View
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: `numbers` is its result.json."""
+
+    folder: Path
+    numbers: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Of the last round, as received from the server: local (mean, std, worst, weighted), global, macro_f1..."""
+        found: dict[str, Any] = self.numbers["metrics"]["aggregated"]["last"]
+        return found
+
+
+def run(
+    preset: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    federation: Federation | None = None,
+    view: View | None = None,
+    **settings: Any,
+) -> Result:
+    """Trains and evaluates one configuration.
+
+    run(method="pfedpt", dataset="cifar10", partition={"name": "dirichlet", "alpha": 0.3}, rounds=50)
+
+    `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
+    may also be a class derived from Method. `federation` takes the place of dataset and partition.
+    """
+    tables = [C.read(preset)] if preset else []
+    given = dict(settings)
+    if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
+        given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
+    tables = [_without_compare(table) for table in tables] + [_undot(given)]
+    if resume:
+        if out is None:
+            raise UserError("resume: --out must name the folder of the run to go on with")
+        saved = C.read(stored(Path(out)))
+        _only_changes(tables, {"rounds", "engine"})
+        tables = [saved, *tables]
+    configuration = C.make(*tables)
+    folder = Path(out) if out else fresh(configuration)
+    return execute(configuration, folder, resume, federation, view)
+
+
+def execute(
+    config: C.Config, path: Path, resume: bool, federation: Federation | None = None, view: View | None = None
+) -> Result:
+    if not resume and (path / "config.toml").exists():
+        raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
+    folder = Folder(path, view)
+    split = path / "partition.json"
+    try:
+        parts = build.assemble(config, federation, split if resume and split.exists() else None)
+        if not resume or not split.exists():
+            parts.federation.save(split)
+        record.write(path / "config.toml", C.dump(config.complete()).encode())
+        clients = build.clients(parts, path)
+        try:
+            init = parts.method.tuning.init(parts.model, config.seed)
+            plan = server.Plan(
+                config.rounds,
+                config.fraction,
+                config.seed,
+                config.eval.every,
+                config.eval.after_local,
+                config.eval.pooled,
+            )
+            server.run(parts.method, parts.model, init, clients, plan, folder)
+        finally:
+            clients.close()
+        data = parts.federation.dataset
+        about = {
+            "method": config.method.name,
+            "seed": config.seed,
+            "config": config.complete(),
+            "dataset": {"name": data.name, "fingerprint": data.fingerprint, "images": len(data), "classes": len(data.classes)},
+            "sites": [
+                {"client": i, "name": s.name, "n_train": len(s.train), "n_val": len(s.val), "n_test": len(s.test)}
+                for i, s in enumerate(parts.federation.sites)
+            ],
+        }
+        numbers = record.result(folder.lines(), about)
+        record.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
+        return Result(path, numbers)
+    finally:
+        folder.close()
+
+
+def stored(path: Path) -> Path:
+    file = path / "config.toml"
+    if not file.exists():
+        raise UserError(f'--out = "{path}" holds no run to resume (it has no config.toml)')
+    return file
+
+
+def fresh(config: C.Config) -> Path:
+    """A folder of its own below runs/."""
+    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}".replace(":", ".").replace("/", "-")
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def _without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "compare"}
+
+
+def _undot(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{"eval.every": 5} -> {"eval": {"every": 5}}, as on the command line."""
+    table: dict[str, Any] = {}
+    for key, value in settings.items():
+        section, dot, rest = key.partition(".")
+        table = C.merge(table, {section: {rest: value}} if dot else {key: value})
+    return table
+
+
+def _only_changes(tables: Sequence[Mapping[str, Any]], allowed: set[str]) -> None:
+    for table in tables:
+        for key in table:
+            if key not in allowed:
+                raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {', '.join(sorted(allowed))})")

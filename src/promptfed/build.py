@@ -1,0 +1,127 @@
+"""From a configuration to the parts of a run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import models
+from .config import Config, make
+from .data import Dataset, Federation, federate, load
+from .engines.local import Answer, LocalClients
+from .engines.workers import Worker
+from .errors import UserError
+from .host import Host
+from .method import Method
+from .models import Model
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Parts:
+    config: Config
+    federation: Federation
+    model: Model
+    method: Method
+    device: torch.device
+
+
+def assemble(config: Config, federation: Federation | None = None, partition: Path | None = None) -> Parts:
+    """Loads the data, splits them (or takes the split of a file) and builds the model."""
+    device = pick_device(config.engine.device)
+    if federation is None:
+        file = partition or (Path(config.partition.file) if config.partition.file else None)
+        dataset = load(config.dataset)
+        if file:
+            federation = Federation.load(file, dataset)
+        else:
+            seed = config.seed if config.partition.seed is None else config.partition.seed
+            federation = federate(dataset, config.partition.partition, seed)
+    model = build_model(config, federation.dataset)
+    method = config.method.method
+    method.tuning.check(model)
+    return Parts(config, federation, model, method, device)
+
+
+def build_model(config: Config, dataset: Dataset) -> Model:
+    channels, height, width = dataset.images.shape[1:]
+    return models.build(config.backbone.name, (channels, height, width), len(dataset.classes), config.seed)
+
+
+def clients(parts: Parts, folder: Path) -> LocalClients:
+    """The engine. The folder has the run's partition.json."""
+    engine = parts.config.engine
+    count = worker_count(parts)
+    sizes = {i: len(site.train) for i, site in enumerate(parts.federation.sites)}
+    hosts: list[Answer]
+    if count > 1:
+        description = {
+            "config": parts.config.complete(),
+            "dataset": str(parts.federation.dataset.path),
+            "partition": str(folder / "partition.json"),
+            "store": str(folder / "clients"),
+        }
+        hosts = [Worker(description) for _ in range(count)]
+    else:
+        limit_threads(engine.threads, parts.device)
+        hosts = [_host(parts, folder / "clients").answer]
+    return LocalClients(sizes, hosts, engine.block)
+
+
+def worker_count(parts: Parts) -> int:
+    engine = parts.config.engine
+    if engine.workers == 1 or parts.device.type != "cpu":
+        return 1
+    if parts.config.method.name.startswith("__main__:"):
+        if engine.workers:
+            warnings.warn("engine.workers: a method that is defined in the main script runs in one process", stacklevel=2)
+        return 1
+    able = sum(len(site.train) > 0 for site in parts.federation.sites)
+    blocks = max(1, int(parts.config.fraction * able + 0.5) // engine.block)
+    return min(engine.workers or len(os.sched_getaffinity(0)), blocks)
+
+
+def host_from(description: dict[str, Any]) -> Host:
+    """A worker's host. The dataset is memory-mapped: workers share its pages."""
+    config = make(description["config"])
+    dataset = Dataset.open(Path(description["dataset"]))
+    parts = assemble(config, Federation.load(Path(description["partition"]), dataset))
+    limit_threads(config.engine.threads, parts.device)
+    return _host(parts, Path(description["store"]))
+
+
+def _host(parts: Parts, store: Path) -> Host:
+    config = parts.config
+    return Host(
+        parts.method, parts.model, parts.federation, Store(store), config.seed, parts.device, config.engine.block
+    )
+
+
+def limit_threads(threads: int, device: torch.device) -> None:
+    if threads and device.type == "cpu":
+        torch.set_num_threads(threads)
+
+
+def pick_device(name: str) -> torch.device:
+    available: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there()))
+    kind = name.split(":")[0]
+    if kind not in available:
+        raise UserError(f'engine.device = "{name}" is unknown (allowed: auto, cpu, cuda, cuda:N, mps)')
+    if not available[kind]():
+        raise UserError(f'engine.device = "{name}" is not available on this machine; engine.device=auto takes what is')
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f'engine.device = "{name}" is not of the form cuda:N') from None

@@ -1,0 +1,253 @@
+"""A run's configuration: TOML, typed, validated, and written back complete."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from . import methods
+from .data import PARTITIONS, DatasetConfig, Partition
+from .errors import UserError, nearest, one_sentence, unknown
+from .method import Method
+
+Table = dict[str, Any]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Backbone(_Section):
+    """The [backbone] section."""
+
+    name: str = Field("cnn", description="a backbone's name: `promptfed list backbones`")
+
+
+class Evaluation(_Section):
+    """The [eval] section."""
+
+    every: int = Field(1, ge=1, description="evaluate all clients every so many rounds, and after the last one")
+    after_local: Literal["none", "participants", "all"] = Field(
+        "participants",
+        description="score locally trained models too: of nobody, of the clients that trained in an evaluated round, "
+        "or (at the end, by a further round of local training that is thrown away) of everyone",
+    )
+    pooled: bool = Field(True, description="score personal models on everybody's test data (clients x test set)")
+
+
+class Engine(_Section):
+    """The [engine] section: where and how fast, never what."""
+
+    name: Literal["local"] = Field("local", description="where the clients run")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    workers: int = Field(0, ge=0, description="processes; 0: one a core on a CPU, one on an accelerator")
+    block: int = Field(1, ge=1, description="clients that are trained as one stacked computation (for accelerators)")
+    threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
+
+
+class MethodSection(BaseModel):
+    """The [method] section: a name, and the settings of that method."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field("pfedpt", description="a method's name with plug-ins: `promptfed list methods`")
+
+    @property
+    def method(self) -> Method:
+        return methods.create(self.name, self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _valid(self) -> MethodSection:
+        assert self.method
+        return self
+
+    def complete(self) -> Table:
+        return {"name": self.name, **methods.settings(self.method)}
+
+
+class PartitionSection(BaseModel):
+    """The [partition] section: a kind of split and its settings, or a file that holds one."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field("dirichlet", description="a kind of split: `promptfed list partitions`")
+    seed: int | None = Field(None, ge=0, description="none: the run's seed")
+    file: str | None = Field(None, description="a partition.json to use in place of drawing one")
+
+    @property
+    def partition(self) -> Partition:
+        if self.name not in PARTITIONS:
+            raise unknown("partition.name", self.name, PARTITIONS)
+        kind = PARTITIONS[self.name]
+        for key in self.model_extra or {}:
+            if key not in kind.model_fields:
+                allowed = sorted([*kind.model_fields, "seed", "file"])
+                raise UserError(
+                    f'partition.{key} is not a setting of "{self.name}"{nearest(key, allowed)} '
+                    f"(allowed: {', '.join(allowed)})"
+                )
+        try:
+            return kind(**(self.model_extra or {}))
+        except ValidationError as error:
+            raise one_sentence(error, "partition") from None
+
+    @model_validator(mode="after")
+    def _valid(self) -> PartitionSection:
+        assert self.partition
+        return self
+
+    def complete(self) -> Table:
+        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump()}
+
+
+class Config(_Section):
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    seed: int = Field(0, ge=0, description="all randomness comes from it")
+    method: MethodSection = Field(default_factory=MethodSection)
+    dataset: DatasetConfig = Field(default_factory=lambda: DatasetConfig())
+    partition: PartitionSection = Field(default_factory=PartitionSection)
+    backbone: Backbone = Field(default_factory=lambda: Backbone())
+    eval: Evaluation = Field(default_factory=lambda: Evaluation())
+    engine: Engine = Field(default_factory=lambda: Engine())
+
+    def complete(self) -> Table:
+        """All settings, with the ones that were left to their defaults."""
+        table = self.model_dump(mode="json")
+        return {**table, "method": self.method.complete(), "partition": _plain(self.partition.complete())}
+
+
+SECTIONS = {name for name, info in Config.model_fields.items() if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)}
+
+
+def make(*tables: Mapping[str, Any]) -> Config:
+    """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
+    merged: Table = {}
+    for table in tables:
+        merged = merge(merged, table)
+    for key in merged:
+        if key not in Config.model_fields:
+            raise UserError(f"{key} is not a setting{nearest(key, _names())} (allowed: {', '.join(sorted(Config.model_fields))})")
+    for section in SECTIONS & merged.keys():
+        kind = Config.model_fields[section].annotation
+        assert isinstance(kind, type) and issubclass(kind, BaseModel)
+        if kind.model_config.get("extra") == "forbid":
+            for key in merged[section]:
+                if key not in kind.model_fields:
+                    raise UserError(f"{section}.{key} is not a setting{nearest(key, kind.model_fields)} (allowed: {', '.join(kind.model_fields)})")
+    try:
+        return Config.model_validate(merged)
+    except ValidationError as error:
+        raise one_sentence(error) from None
+
+
+def _names() -> list[str]:
+    return [*Config.model_fields, *(f"{s}.{key}" for s in SECTIONS for key in _fields(s))]
+
+
+def _fields(section: str) -> Iterable[str]:
+    kind = Config.model_fields[section].annotation
+    assert isinstance(kind, type) and issubclass(kind, BaseModel)
+    return kind.model_fields
+
+
+def merge(base: Table, over: Mapping[str, Any]) -> Table:
+    merged = dict(base)
+    for key, value in over.items():
+        if key not in SECTIONS:
+            merged[key] = value
+            continue
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            raise UserError(f"{key} = {value!r} must be a name or a table of settings")
+        old = merged.get(key, {})
+        if value.get("name", old.get("name")) != old.get("name"):
+            old = _still_valid(key, value["name"], old)
+        merged[key] = {**old, **value}
+    return merged
+
+
+def _still_valid(section: str, name: str, old: Table) -> Table:
+    """What a section's earlier settings mean under a new name: another method takes over the settings it has too."""
+    if section == "method":
+        allowed: Iterable[str] = methods.fields(name)
+    elif section == "partition":
+        allowed = [*PARTITIONS[name].model_fields, "seed"] if name in PARTITIONS else ()
+    else:
+        return old if section == "engine" else {}
+    return {key: value for key, value in old.items() if key in set(allowed)}
+
+
+def parse_assignments(words: Iterable[str]) -> Table:
+    """["rounds=5", "method.mu=0.1"] -> {"rounds": 5, "method": {"mu": 0.1}}"""
+    table: Table = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UserError(f'"{word}" is not of the form key=value')
+        section, dot, rest = key.partition(".")
+        if dot and section not in SECTIONS:
+            raise UserError(f"{key} is not a setting{nearest(key, _names())}")
+        table = merge(table, {section: {rest: _value(text)}} if dot else {key: _value(text)})
+    return table
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read(source: str | Path) -> Table:
+    """The tables of a TOML file, or of a preset by its name."""
+    path = Path(source)
+    if path.suffix != ".toml" and not path.exists():
+        known = presets()
+        if str(source) not in known:
+            raise UserError(
+                f'"{source}" is neither a file nor a preset{nearest(str(source), known)} (presets: {", ".join(known)})'
+            )
+        return tomllib.loads(resources.files("promptfed.presets").joinpath(f"{source}.toml").read_text())
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f'config file "{path}" cannot be read: {error.strerror}') from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f'config file "{path}" is not valid TOML: {error}') from None
+
+
+def presets() -> list[str]:
+    names = (item.name for item in resources.files("promptfed.presets").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def dump(table: Mapping[str, Any]) -> str:
+    """TOML of plain values, tables and lists of them. A setting that is none is left out: TOML has no null."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
+    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{key}]", *(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None)]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value)  # strings, numbers and booleans are written alike
+
+
+def _plain(table: Table) -> Table:
+    plain: Table = json.loads(json.dumps(table))
+    return plain

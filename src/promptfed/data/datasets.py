@@ -1,0 +1,358 @@
+"""A labelled image dataset, decoded once and memory-mapped."""
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from promptfed.data import cache, folders, hub, images, sources
+from promptfed.data.catalogue import CATALOGUE, Entry
+from promptfed.data.sources import Labels, Located, Source
+from promptfed.errors import UserError, nearest
+
+_TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
+_CHUNK = 256  # images decoded between two writes
+_ARRAYS = ("labels", "domain", "site", "split")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """N labelled images. Sent to another process as the path of its cache folder."""
+
+    name: str
+    images: np.ndarray  # uint8 (N, C, H, W), read-only
+    labels: np.ndarray  # int64 (N,)
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]  # per channel, for pixels in 0..1
+    std: tuple[float, ...]
+    domains: tuple[str, ...] = ()
+    domain: np.ndarray | None = None  # int64 (N,), index into domains
+    sites: tuple[str, ...] = ()
+    site: np.ndarray | None = None  # int64 (N,), index into sites
+    split: np.ndarray | None = None  # int8 (N,), 0 train 1 val 2 test, where the source fixes it for every site
+    fingerprint: str  # of pixels, labels and classes
+    path: Path
+    skipped: tuple[str, ...] = ()  # corrupt images that were left out
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __reduce__(self) -> Any:
+        return Dataset.open, (self.path,)
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Dataset":
+        """Map a cache folder."""
+        path = Path(path)
+        try:
+            meta = json.loads((path / "meta.json").read_text())
+            shape = tuple(meta.pop("shape"))
+            pixels: np.ndarray = np.memmap(path / "images.bin", np.uint8, "r", shape=shape)
+            arrays: dict[str, Any] = {name: np.load(path / f"{name}.npy") for name in meta.pop("arrays")}
+            lists: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()
+            }
+            return cls(images=pixels, path=path, **arrays, **lists)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is not a dataset of the image cache; delete it and load the dataset again"
+            ) from error
+
+    @classmethod
+    def from_arrays(
+        cls,
+        name: str,
+        images: np.ndarray,
+        labels: np.ndarray,
+        classes: tuple[str, ...],
+        *,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        domains: tuple[str, ...] = (),
+        domain: np.ndarray | None = None,
+        sites: tuple[str, ...] = (),
+        site: np.ndarray | None = None,
+        split: np.ndarray | None = None,
+        path: Path | None = None,
+    ) -> "Dataset":
+        """A dataset of your own: images uint8 (N, C, H, W) with C = 1 or 3; written to the cache, or to `path`."""
+        known = Labels(
+            labels=np.asarray(labels).astype(np.int64),
+            classes=tuple(classes),
+            domains=tuple(domains),
+            domain=domain,
+            sites=tuple(sites),
+            site=site,
+            split=split,
+        )
+        _check(images, known)
+        channels = images.shape[1]
+        mean, std = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
+        if path is None:
+            content = sha256(np.ascontiguousarray(images).data)
+            for array in (known.labels, domain, site, split):
+                content.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+            rest = [name, images.shape, known.classes, known.domains, known.sites, mean, std]
+            path = cache.root() / f"{cache.slug(name)}-{cache.key(content=content.hexdigest(), rest=rest)}"
+            if cache.finished(path):
+                return cls.open(path)
+        blocks = (np.ascontiguousarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
+        with cache.writing(path) as folder:
+            streamed = _stream(folder, blocks)
+            _finish(folder, name, streamed, known, mean, std, ())
+        return cls.open(path)
+
+
+class DatasetConfig(BaseModel):
+    """The [dataset] section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        "digits", min_length=1, description="A catalogue name, a hub id such as uoft-cs/cifar10, or a path."
+    )
+    size: int | None = Field(
+        None,
+        ge=4,
+        le=1024,
+        description="Images become size x size pixels; none: the catalogue's size, or their own if all are equal.",
+    )
+    channels: Literal[1, 3] | None = Field(
+        None, description="1 for grey, 3 for colour; none: the catalogue's choice, otherwise 3."
+    )
+    splits: Literal["all", "train", "val", "test"] = Field(
+        "all",
+        description="Which splits of the source are pooled before clients get their own train, validation and test.",
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Use a stratified subset of this many images, always the same one; none: all of them."
+    )
+    image_column: str | None = Field(None, description="Column of a hub or parquet dataset; none: found by its type.")
+    label_column: str | None = Field(None, description="Column of a hub or parquet dataset; none: found by its type.")
+    domain_column: str | None = Field(
+        None, description="Column that tells the domain of an image; none: the one called domain, if there is one."
+    )
+    mean: tuple[float, ...] | None = Field(
+        None, description="Normalisation, one value a channel for pixels in 0..1; none: the catalogue's, or computed."
+    )
+    std: tuple[float, ...] | None = Field(
+        None, description="Normalisation, one value a channel for pixels in 0..1; none: the catalogue's, or computed."
+    )
+
+
+def load(config: DatasetConfig) -> Dataset:
+    """Find a dataset, decode it into the cache unless it is there already, and map it."""
+    entry = CATALOGUE.get(config.name)
+    channels = config.channels or (entry.channels if entry else 3)
+    size = config.size or (entry.size if entry else None)
+    mean = _per_channel("mean", config.mean or (entry.mean if entry else None), channels)
+    std = _per_channel("std", config.std or (entry.std if entry else None), channels)
+    located = _locate(config, entry)
+    keep = entry.keep if entry else ()
+    key = cache.key(
+        identity=located.identity,
+        settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels"}),
+        resolved=[size, channels, mean, std, keep, entry.names if entry else ()],
+    )
+    path = cache.root() / f"{cache.slug(config.name)}-{key}"
+    if not cache.finished(path):
+        with cache.writing(path) as folder:
+            scratch = folder / "scratch"
+            scratch.mkdir()
+            source = located.read(scratch)
+            source = source.rename(entry.names) if entry else source
+            source = source.keep(keep) if keep else source
+            source = source.subset(config.limit) if config.limit else source
+            skipped: list[int] = []
+            streamed = _stream(folder, _decoded(config.name, source, channels, size, skipped))
+            names = tuple(source.name(i) for i in skipped)
+            known = source.take(np.setdiff1d(np.arange(len(source.labels)), skipped))
+            _finish(folder, config.name, streamed, known, mean, std, names)
+            cache.discard(scratch)
+    dataset = Dataset.open(path)
+    if dataset.skipped:
+        warnings.warn(_corrupt(dataset.name, dataset.skipped), stacklevel=2)
+    return dataset
+
+
+def _locate(config: DatasetConfig, entry: Entry | None) -> Located:
+    """Which source a name stands for: a catalogue entry, a path, or a hub id, in this order."""
+    columns = {
+        "image": config.image_column or (entry.image_column if entry else None),
+        "label": config.label_column or (entry.label_column if entry else None),
+        "domain": config.domain_column or (entry.domain_column if entry else None),
+    }
+    splits = (config.splits,) if config.splits != "all" else (entry.splits if entry else ())
+    if entry is not None:
+        if config.name == "digits":
+            return sources.digits()
+        if entry.folder is not None and Path(entry.folder).is_dir():
+            return sources.idx(Path(entry.folder), splits)
+        if entry.hub is not None:
+            return hub.hub(entry.hub, config=entry.config, splits=splits, **columns)
+        raise UserError(f'dataset.name = "{config.name}" has to be fetched by hand: {entry.manual}')
+    path = Path(config.name).expanduser()
+    if path.exists():
+        if path.is_dir() and sources.idx_files(path):
+            return sources.idx(path, splits)
+        if hub.tables(path):
+            return hub.local(path, splits=splits, **columns)
+        if path.is_dir():
+            return folders.folder(path, splits)
+        raise UserError(f'dataset.name = "{config.name}" is neither a folder nor a parquet or arrow file')
+    if config.name.startswith(("/", "./", "../", "~")) or config.name.count("/") > 1:
+        raise UserError(f'dataset.name = "{config.name}" does not exist; allowed: an existing folder or parquet file')
+    if _HUB_ID.fullmatch(config.name):
+        return hub.hub(config.name, splits=splits, **columns)
+    raise UserError(
+        f'dataset.name = "{config.name}" is unknown{nearest(config.name, CATALOGUE)} '
+        f"(allowed: a path, a hub id such as uoft-cs/cifar10, or one of {', '.join(sorted(CATALOGUE))})"
+    )
+
+
+def _decoded(name: str, source: Source, channels: int, size: int | None, skipped: list[int]) -> Iterator[np.ndarray]:
+    """Blocks of decoded images, uint8 (B, C, H, W); the indices of corrupt ones are added to `skipped`."""
+    count = len(source.labels)
+    shape: tuple[int, ...] | None = None
+
+    def decode(i: int) -> np.ndarray | None:
+        try:
+            with source.image(i) as image:
+                return images.pixels(image, channels, size)
+        except Exception:  # decoders raise anything at all on broken bytes
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        # decoders release the interpreter lock, which pays for photos but not for thumbnails
+        run = pool.map if size is None or size > 64 else map
+        for start in range(0, count, _CHUNK):
+            block = []
+            for i, one in enumerate(run(decode, range(start, min(start + _CHUNK, count))), start):
+                if one is None:
+                    skipped.append(i)
+                    if len(skipped) > _TOLERATED * count:
+                        names = [source.name(j) for j in skipped]
+                        raise UserError(f"{_corrupt(name, names)}; at most 1 % of {count} may be")
+                    continue
+                shape = shape or one.shape
+                if one.shape != shape:
+                    raise UserError(
+                        f'dataset.size must be set for "{name}": {source.name(i)} has {one.shape[1]} x {one.shape[2]} '
+                        f"pixels, earlier images {shape[1]} x {shape[2]}"
+                    )
+                block.append(one)
+            if block:
+                yield np.stack(block)
+
+
+def _corrupt(name: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f'dataset.name = "{name}": {len(names)} corrupt image{"s" if len(names) > 1 else ""} ({shown})'
+
+
+@dataclass(frozen=True)
+class _Streamed:
+    """What is known once all pixels have gone by."""
+
+    shape: tuple[int, ...]  # (N, C, H, W)
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    digest: Any  # sha256 of the pixels, open for more
+
+
+def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Streamed:
+    """Append blocks to images.bin. A plain file, since a full disk kills a process that writes to a mapped one."""
+    digest = sha256()
+    n, shape = 0, (0, 0, 0)
+    total: np.ndarray = np.zeros(1)
+    square: np.ndarray = np.zeros(1)
+    with (folder / "images.bin").open("wb") as file:
+        for block in blocks:
+            file.write(block.data)
+            digest.update(block.data)
+            n, shape = n + len(block), block.shape[1:]
+            # counts of the 256 values per channel: exact sums whatever the size of the dataset
+            values = block.transpose(1, 0, 2, 3).reshape(shape[0], -1)
+            counts = np.stack([np.bincount(channel, minlength=256) for channel in values])
+            total = total + counts @ (np.arange(256) / 255)
+            square = square + counts @ (np.arange(256) / 255) ** 2
+    if n == 0:
+        raise UserError("dataset.name: no image could be read")
+    pixels = n * shape[1] * shape[2]
+    mean = total / pixels
+    std = np.sqrt(np.maximum(square / pixels - mean**2, 1e-6))  # a constant channel must not divide by zero
+    return _Streamed((n, *shape), _rounded(mean), _rounded(std), digest)
+
+
+def _rounded(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(round(float(v), 4) for v in values)
+
+
+def _finish(
+    folder: Path,
+    name: str,
+    streamed: _Streamed,
+    known: Labels,
+    mean: tuple[float, ...] | None,
+    std: tuple[float, ...] | None,
+    skipped: tuple[str, ...],
+) -> None:
+    """Write everything but the pixels; meta.json last."""
+    arrays = {key: array for key in _ARRAYS if (array := getattr(known, key)) is not None}
+    for key, array in arrays.items():
+        np.save(folder / f"{key}.npy", array.astype(np.int8 if key == "split" else np.int64))
+    digest = streamed.digest
+    digest.update(json.dumps([streamed.shape, known.classes]).encode())
+    digest.update(known.labels.astype("<i8").tobytes())
+    meta = {
+        "name": name,
+        "shape": streamed.shape,
+        "arrays": list(arrays),
+        "classes": known.classes,
+        "mean": mean or streamed.mean,
+        "std": std or streamed.std,
+        "domains": known.domains,
+        "sites": known.sites,
+        "fingerprint": digest.hexdigest(),
+        "skipped": skipped,
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def _per_channel(setting: str, values: tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    if setting == "std" and min(values, default=1) <= 0:
+        raise UserError(f"dataset.std = {list(values)} must be above 0")
+    if len(values) == channels:
+        return tuple(values)
+    if len(values) == 1 or channels == 1:
+        return (sum(values) / len(values),) * channels
+    raise UserError(f"dataset.{setting} = {list(values)} must hold 1 or {channels} values")
+
+
+def _check(images: np.ndarray, known: Labels) -> None:
+    """Arrays from a caller: anything wrong is told before it is written."""
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
+        raise UserError(f"images must be uint8 (N, C, H, W) with C = 1 or 3, got {images.dtype} {images.shape}")
+    n = len(images)
+    if known.labels.shape != (n,):
+        raise UserError(f"labels must hold one integer for each of the {n} images, got shape {known.labels.shape}")
+    if known.labels.min() < 0 or known.labels.max() >= len(known.classes):
+        raise UserError(f"labels must lie in 0..{len(known.classes) - 1}, one for each of the classes")
+    for name, array, names in (("domain", known.domain, known.domains), ("site", known.site, known.sites)):
+        if (array is None) != (not names):
+            raise UserError(f"{name} and {name}s must be given together")
+        if array is not None and (array.shape != (n,) or array.min() < 0 or array.max() >= len(names)):
+            raise UserError(f"{name} must hold an index into {name}s for each of the {n} images")
+    if known.split is not None and (known.split.shape != (n,) or not set(np.unique(known.split)) <= {0, 1, 2}):
+        raise UserError(f"split must hold 0, 1 or 2 for each of the {n} images")

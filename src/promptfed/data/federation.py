@@ -1,0 +1,108 @@
+"""Who holds which images."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from promptfed.data.datasets import Dataset
+from promptfed.errors import UserError
+
+_SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One client's share: sorted int64 indices into the dataset, none of them in two of the arrays."""
+
+    name: str
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A dataset dealt out to clients."""
+
+    dataset: Dataset
+    sites: tuple[Site, ...]
+    about: dict[str, Any]  # kind and settings of the partition, and its seed
+
+    def label_counts(self, split: Literal["train", "val", "test"] = "train") -> np.ndarray:
+        """How many samples of each class every client has, int64 (clients, classes)."""
+        parts = [getattr(site, split) for site in self.sites]
+        classes = len(self.dataset.classes)
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        cell = owner * classes + self.dataset.labels[np.concatenate(parts)]
+        return np.bincount(cell, minlength=len(parts) * classes).reshape(len(parts), classes)
+
+    def save(self, path: Path) -> None:
+        """Write the partition as plain JSON.
+
+        {"format": 1, "dataset": {"name", "fingerprint", "n", "classes"}, "about": {...},
+         "clients": [{"name", "train": [...], "val": [...], "test": [...]}, ...]}
+
+        Indices count from 0 in the order of the dataset's images; `fingerprint` is the dataset's own.
+        """
+        head = {
+            "format": 1,
+            "dataset": {
+                "name": self.dataset.name,
+                "fingerprint": self.dataset.fingerprint,
+                "n": len(self.dataset),
+                "classes": list(self.dataset.classes),
+            },
+            "about": self.about,
+        }
+        clients = [
+            {"name": site.name, **{split: getattr(site, split).tolist() for split in _SPLITS}} for site in self.sites
+        ]
+        # one client a line: readable, and a difference between two files shows who changed
+        lines = ",\n".join(json.dumps(client, separators=(",", ":")) for client in clients)
+        text = f'{json.dumps(head)[:-1]}, "clients": [\n{lines}\n]}}\n'
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, dataset: Dataset) -> "Federation":
+        """Read a saved partition of this very dataset."""
+        try:
+            text = json.loads(Path(path).read_text())
+            its = text["dataset"]
+            about = dict(text["about"])
+            sites = tuple(
+                Site(str(client["name"]), *(_indices(client[split]) for split in _SPLITS)) for client in text["clients"]
+            )
+        except OSError as error:
+            raise UserError(f"partition file {path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"partition file {path} is malformed: {type(error).__name__} at {error}") from error
+        if not sites:
+            raise UserError(f"partition file {path} holds no clients")
+        if its.get("fingerprint") != dataset.fingerprint:
+            raise UserError(
+                f'partition file {path} belongs to another dataset ("{its.get("name")}" of {its.get("n")} images), '
+                f'not to "{dataset.name}" of {len(dataset)} images as it is loaded now'
+            )
+        every = np.concatenate([getattr(site, split) for site in sites for split in _SPLITS])
+        if len(every) and (every.min() < 0 or every.max() >= len(dataset)):
+            raise UserError(f"partition file {path} holds an index outside 0..{len(dataset) - 1}")
+        if len(np.unique(every)) != len(every):
+            raise UserError(f"partition file {path} deals some images out twice")
+        return cls(dataset, sites, about)
+
+
+def _indices(values: Any) -> np.ndarray:
+    if not isinstance(values, list) or not all(type(v) is int for v in values):
+        raise ValueError("an index list that holds something other than integers")
+    return np.sort(np.array(values, dtype=np.int64))

@@ -1,0 +1,421 @@
+"""Ways to deal a dataset out to clients."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from promptfed.data.datasets import Dataset
+from promptfed.data.federation import Federation, Site
+from promptfed.errors import UserError
+
+_TRIES = 100  # draws of a random partition before giving up on min_samples
+_STREAM = 0x9A27  # keeps these draws apart from other uses of the same seed
+
+
+class Share(NamedTuple):
+    """The indices of one client."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+class Partition(BaseModel):
+    """The [partition] section. A subclass says with `assign` who gets which samples."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: ClassVar[str] = "custom"
+
+    clients: int = Field(10, ge=1, description="Number of clients.")
+    split: tuple[float, float, float] = Field(
+        (0.7, 0.1, 0.2), description="Shares of train, validation and test in every client's own data; they sum to 1."
+    )
+    min_samples: int = Field(1, ge=1, description="The least number of samples a client may get.")
+
+    @field_validator("split")
+    @classmethod
+    def _sums_to_one(cls, split: tuple[float, float, float]) -> tuple[float, float, float]:
+        if not all(0 <= part <= 1 for part in split) or split[0] == 0 or abs(sum(split) - 1) > 1e-6:
+            raise ValueError("must be three shares of at least 0 that sum to 1, the first above 0")
+        return split
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        """Indices into the dataset for every client, disjoint."""
+        raise NotImplementedError
+
+    def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
+        """Train, validation and test indices for every client: what was assigned, split within each class."""
+        for _ in range(_TRIES):
+            parts = self.assign(dataset, rng)
+            smallest = min(len(part) for part in parts)
+            if smallest >= self.min_samples:
+                return stratified(parts, dataset.labels, self.split, rng)
+            if self.min_samples * len(parts) > len(dataset):
+                break
+        raise UserError(
+            f"partition.min_samples = {self.min_samples} cannot be met: the smallest of {len(parts)} clients "
+            f"got {smallest} of {len(dataset)} samples; {self._remedy()}"
+        )
+
+    def names(self, dataset: Dataset, count: int) -> list[str]:
+        """What the clients are called."""
+        return [f"client-{i}" for i in range(count)]
+
+    def _remedy(self) -> str:
+        return "lower partition.clients or partition.min_samples"
+
+
+class Iid(Partition):
+    """Samples are shuffled and dealt out evenly: every client sees the same distribution."""
+
+    kind: ClassVar[str] = "iid"
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        if self.clients > len(dataset):
+            raise UserError(f"partition.clients = {self.clients} is more than the {len(dataset)} samples")
+        return np.array_split(rng.permutation(len(dataset)), self.clients)
+
+
+class Dirichlet(Partition):
+    """Label skew: the samples of each class go to clients in proportions drawn from Dir(alpha) (Hsu et al. 2019)."""
+
+    kind: ClassVar[str] = "dirichlet"
+
+    alpha: float = Field(
+        0.3, gt=0, allow_inf_nan=False, description="Concentration: small means few classes a client, large means iid."
+    )
+    min_samples: int = Field(10, ge=1, description="The least number of samples a client may get; drawn anew until so.")
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        owner = np.empty(len(dataset), dtype=np.int64)
+        for label in range(len(dataset.classes)):
+            members = rng.permutation(np.flatnonzero(dataset.labels == label))
+            proportions = rng.dirichlet(np.full(self.clients, self.alpha))
+            # rounded from a random start: always rounding down would starve the first of many clients
+            cuts = np.floor(np.cumsum(proportions)[:-1] * len(members) + rng.random())
+            owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+        return by_owner(owner, self.clients)
+
+    def _remedy(self) -> str:
+        return "lower partition.clients or partition.min_samples, or raise partition.alpha"
+
+
+class Pathological(Partition):
+    """Label skew: every client holds the same small number of classes, in equal shards of each."""
+
+    kind: ClassVar[str] = "pathological"
+
+    classes_per_client: int = Field(2, ge=1, description="How many classes every client holds.")
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        present = np.unique(dataset.labels)
+        if self.classes_per_client > len(present):
+            raise UserError(
+                f"partition.classes_per_client = {self.classes_per_client} is more than the {len(present)} classes"
+            )
+        hands = _hands(present, self.clients, self.classes_per_client, rng)
+        return _shards(dataset, hands, rng)
+
+
+class Disjoint(Partition):
+    """Label skew: the classes are dealt out, each belongs to one client only."""
+
+    kind: ClassVar[str] = "disjoint"
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        present = np.unique(dataset.labels)
+        if self.clients > len(present):
+            raise UserError(
+                f"partition.clients = {self.clients} is more than the {len(present)} classes, each of which goes to one"
+            )
+        hands = np.array_split(rng.permutation(present), self.clients)
+        return _shards(dataset, [hand.tolist() for hand in hands], rng)
+
+
+class Domain(Partition):
+    """Feature skew: every client holds images of one domain only."""
+
+    kind: ClassVar[str] = "domain"
+
+    clients: int = Field(0, ge=0, description="Number of clients, spread evenly over the domains; 0: one a domain.")
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        parts: list[np.ndarray] = []
+        for domain, count in enumerate(self._counts(dataset)):
+            members = rng.permutation(np.flatnonzero(dataset.domain == domain))
+            parts += np.array_split(members, count)
+        return parts
+
+    def names(self, dataset: Dataset, count: int) -> list[str]:
+        return [
+            domain if holders == 1 else f"{domain}-{i}"
+            for domain, holders in zip(dataset.domains, self._counts(dataset), strict=True)
+            for i in range(holders)
+        ]
+
+    def _counts(self, dataset: Dataset) -> list[int]:
+        """How many clients each domain has."""
+        domains = len(dataset.domains)
+        if domains == 0:
+            raise UserError(f'partition.kind = "domain" needs a dataset with domains, which "{dataset.name}" is not')
+        clients = self.clients or domains
+        if clients < domains:
+            raise UserError(f"partition.clients = {clients} must be at least the number of domains, {domains}, or 0")
+        return [clients // domains + (i < clients % domains) for i in range(domains)]
+
+
+class FewShot(Partition):
+    """Few-shot learning with label skew: classes are shuffled and dealt out, a few training samples of each.
+
+    More clients than classes share classes, on disjoint samples. Validation gets as many samples a class as training
+    but at most 4, and test the rest; `split` is not used.
+    """
+
+    kind: ClassVar[str] = "few-shot"
+
+    shots: int = Field(16, ge=1, description="Training samples of each class a client holds.")
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        present = rng.permutation(np.unique(dataset.labels))
+        if self.clients <= len(present):
+            hands = [hand.tolist() for hand in np.array_split(present, self.clients)]
+        else:
+            hands = [[int(present[i % len(present)])] for i in range(self.clients)]
+        return _shards(dataset, hands, rng)
+
+    def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
+        val = min(self.shots, 4)
+        shares = []
+        for part in self.assign(dataset, rng):
+            order = rng.permutation(part)
+            labels, rank = _rank(dataset.labels[order])
+            counts = np.bincount(labels, minlength=len(dataset.classes))
+            short = np.flatnonzero((counts > 0) & (counts < self.shots + val + 1))
+            if len(short):
+                raise UserError(
+                    f"partition.shots = {self.shots} needs {self.shots + val + 1} samples of a class for each client "
+                    f'that holds it, but one would have {counts[short[0]]} of "{dataset.classes[short[0]]}"; '
+                    "lower partition.shots or partition.clients"
+                )
+            held = rank < self.shots + val
+            shares.append(Share(order[rank < self.shots], order[held & (rank >= self.shots)], order[~held]))
+        return shares
+
+
+class Dominant(Partition):
+    """Few-shot learning where each client misses some classes and has one in plenty (DP2FL).
+
+    A client's training data start from `shots` samples a class; it loses the share `drop` of the classes, keeps the
+    share `keep` of the samples of the others, and gets the share `add` back for one class, the dominant one. Validation
+    is a quarter of that, test all that is left, both in the client's own proportions; `split` is not used.
+    """
+
+    kind: ClassVar[str] = "dominant"
+
+    shots: int = Field(16, ge=1, description="Samples of each class in a client's pool.")
+    drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes a client does not have.")
+    keep: float = Field(0.25, gt=0, le=1, description="Share of the pool a client keeps of the classes it has.")
+    add: float = Field(0.75, ge=0, le=1, description="Share of the pool it gets on top of its dominant class.")
+
+    def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
+        train = self._train_counts(np.unique(dataset.labels), len(dataset.classes), rng)  # (clients, classes)
+        val = -(-train // 4)
+        have = np.bincount(dataset.labels, minlength=len(dataset.classes))
+        spare = have - (train + val).sum(0)
+        factor = np.min(spare[train.sum(0) > 0] / train.sum(0)[train.sum(0) > 0])
+        test = np.floor(np.maximum(factor, 0) * train + 1e-9).astype(np.int64)
+        if np.any(test[train > 0] < 1):
+            scarce = int(np.argmin(np.where(train.sum(0) > 0, spare / np.maximum(train.sum(0), 1), np.inf)))
+            raise UserError(
+                f"partition.shots = {self.shots} with partition.clients = {self.clients} needs more samples of "
+                f'"{dataset.classes[scarce]}" than the {have[scarce]} there are; lower one of them'
+            )
+        return _serve(dataset, train, val, test, rng)
+
+    def _train_counts(self, present: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray:
+        kept = max(1, round(self.shots * self.keep))
+        lost = min(round(len(present) * self.drop), len(present) - 1)
+        counts = np.zeros((self.clients, classes), dtype=np.int64)
+        for row in counts:
+            own = rng.permutation(present)[lost:]
+            row[own] = kept
+            row[own[0]] = min(self.shots, kept + round(self.shots * self.add))  # own is in random order
+        return counts
+
+
+class Sites(Partition):
+    """The clients of the dataset's own folder, with its train, validation and test where it has them."""
+
+    kind: ClassVar[str] = "sites"
+
+    clients: int = Field(0, ge=0, description="Number of clients, the first ones by name; 0: all of them.")
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        if dataset.site is None:
+            raise UserError(
+                f'partition.kind = "sites" needs a folder laid out client/{{train,test}}/class, unlike "{dataset.name}"'
+            )
+        if self.clients > len(dataset.sites):
+            raise UserError(
+                f"partition.clients = {self.clients} is more than the {len(dataset.sites)} clients of the folder"
+            )
+        return by_owner(dataset.site, len(dataset.sites))[: self.clients or None]
+
+    def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
+        if dataset.split is None:
+            return super().shares(dataset, rng)
+        parts = self.assign(dataset, rng)
+        shares = [Share(*(part[dataset.split[part] == which] for which in range(3))) for part in parts]
+        for name, share in zip(dataset.sites, shares, strict=False):
+            if len(share.train) < self.min_samples:
+                raise UserError(
+                    f'partition: client "{name}" has {len(share.train)} training images, at least '
+                    f"{self.min_samples} are needed (partition.min_samples)"
+                )
+        return shares
+
+    def names(self, dataset: Dataset, count: int) -> list[str]:
+        return list(dataset.sites[:count])
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "pathological": Pathological,
+    "disjoint": Disjoint,
+    "domain": Domain,
+    "few-shot": FewShot,
+    "dominant": Dominant,
+    "sites": Sites,
+}
+
+
+def federate(dataset: Dataset, partition: Partition, seed: int) -> Federation:
+    """Deal a dataset out; the same seed gives the same clients on every machine."""
+    rng = np.random.default_rng([seed, _STREAM])
+    shares = partition.shares(dataset, rng)
+    names = partition.names(dataset, len(shares))
+    sites = tuple(
+        Site(name, *(np.sort(part).astype(np.int64) for part in share))
+        for name, share in zip(names, shares, strict=True)
+    )
+    about: dict[str, Any] = {"kind": partition.kind, **partition.model_dump(mode="json"), "seed": seed}
+    return Federation(dataset, sites, about)
+
+
+def by_owner(owner: np.ndarray, count: int) -> list[np.ndarray]:
+    """Index lists of `count` owners from the owner of each index; negative: nobody's."""
+    order = np.argsort(owner, kind="stable")
+    sizes = np.bincount(owner[owner >= 0], minlength=count)
+    return np.split(order[len(owner) - sizes.sum() :], np.cumsum(sizes)[:-1])
+
+
+def _hands(classes: np.ndarray, clients: int, size: int, rng: np.random.Generator) -> list[list[int]]:
+    """Deal `size` different classes to every client from shuffled decks, so that all classes are used about equally."""
+    deck: list[int] = []
+    hands = []
+    for _ in range(clients):
+        hand: list[int] = []
+        while len(hand) < size:
+            drawn = next((card for card in deck if card not in hand), None)
+            if drawn is None:
+                deck += rng.permutation(classes).tolist()
+                continue
+            deck.remove(drawn)
+            hand.append(drawn)
+        hands.append(hand)
+    return hands
+
+
+def _shards(dataset: Dataset, hands: list[list[int]], rng: np.random.Generator) -> list[np.ndarray]:
+    """Every class is shared out evenly among the clients that hold it; `hands` are the classes of each client."""
+    holders: dict[int, list[int]] = {}
+    for client, hand in enumerate(hands):
+        for label in hand:
+            holders.setdefault(label, []).append(client)
+    owner = np.full(len(dataset), -1, dtype=np.int64)
+    for label, clients in sorted(holders.items()):
+        members = rng.permutation(np.flatnonzero(dataset.labels == label))
+        if len(members) < len(clients):
+            raise UserError(
+                f"partition.clients = {len(hands)} is too many: {len(clients)} of them would share "
+                f'the {len(members)} samples of "{dataset.classes[label]}"'
+            )
+        owner[members] = np.array(clients)[np.arange(len(members)) * len(clients) // len(members)]
+    return by_owner(owner, len(hands))
+
+
+def _rank(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The labels, and for each position how many equal ones come before it."""
+    order = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels)
+    rank = np.empty(len(labels), dtype=np.int64)
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return labels, rank
+
+
+def _serve(
+    dataset: Dataset, train: np.ndarray, val: np.ndarray, test: np.ndarray, rng: np.random.Generator
+) -> list[Share]:
+    """Hand out disjoint samples in the given numbers, each (clients, classes)."""
+    clients = len(train)
+    demand = np.stack([train, val, test], 1).reshape(clients * 3, -1)  # (3 clients, classes)
+    owner = np.full(len(dataset), -1, dtype=np.int64)
+    for label in range(demand.shape[1]):
+        members = rng.permutation(np.flatnonzero(dataset.labels == label))
+        wanted = np.repeat(np.arange(clients * 3), demand[:, label])
+        owner[members[: len(wanted)]] = wanted
+    cells = by_owner(owner, clients * 3)
+    return [Share(*cells[3 * i : 3 * i + 3]) for i in range(clients)]
+
+
+def stratified(
+    parts: list[np.ndarray], labels: np.ndarray, split: tuple[float, float, float], rng: np.random.Generator
+) -> list[Share]:
+    """Split every client's samples so that train, validation and test have its own class proportions.
+
+    Classes with 1 or 2 samples stay in train, and each class keeps at least one sample there. All clients at once,
+    as a loop over ten thousand of them would take minutes.
+    """
+    clients = len(parts)
+    sizes = np.array([len(part) for part in parts])
+    index = np.concatenate(parts).astype(np.int64)  # (M,)
+    owner = np.repeat(np.arange(clients), sizes)  # (M,)
+    shuffle = rng.permutation(len(index))
+    order = shuffle[np.lexsort((labels[index][shuffle], owner[shuffle]))]  # by client, class, at random
+    index, owner = index[order], owner[order]
+
+    # groups of one class of one client: g of them
+    fresh = np.r_[True, (owner[1:] != owner[:-1]) | (labels[index][1:] != labels[index][:-1])]
+    start = np.flatnonzero(fresh)  # (g,)
+    holder = owner[start]  # (g,)
+    size = np.diff(np.r_[start, len(index)])  # (g,)
+    val = _quota(size, holder, split[1])
+    test = np.minimum(_quota(size, holder, split[2]), size - 1)
+    val = np.minimum(val, size - 1 - test)
+
+    if split[2] > 0:  # a client with at least 3 samples gets something to be tested on
+        tested = np.bincount(holder, test, minlength=clients)
+        largest = np.lexsort((np.arange(len(size)), -size, holder))  # groups of a client, largest first
+        first = largest[np.r_[True, holder[largest][1:] != holder[largest][:-1]]] if len(largest) else largest
+        lacking = first[(tested[holder[first]] == 0) & (sizes[holder[first]] >= 3)]
+        val[lacking] = np.minimum(val[lacking], np.maximum(size[lacking] - 2, 0))
+        test[lacking] = 1
+
+    rank = np.arange(len(index)) - np.repeat(start, size)  # (M,) place within the group
+    held_out = np.repeat(test, size)
+    which = np.where(rank < held_out, 2, np.where(rank < held_out + np.repeat(val, size), 1, 0))
+    cells = by_owner(owner * 3 + which, clients * 3)
+    return [Share(index[cells[3 * i]], index[cells[3 * i + 1]], index[cells[3 * i + 2]]) for i in range(clients)]
+
+
+def _quota(size: np.ndarray, holder: np.ndarray, share: float) -> np.ndarray:
+    """How many samples of each group to hold out: rounded on the running total, so that a client's sum is right."""
+    eligible = np.where(size >= 3, size, 0)
+    running = np.cumsum(eligible)
+    before = np.r_[0, running[:-1]][np.searchsorted(holder, holder)]  # total of all earlier clients
+    upto = np.floor((running - before) * share + 0.5)
+    since = np.floor((running - eligible - before) * share + 0.5)
+    quota: np.ndarray = (upto - since).astype(np.int64)
+    return quota

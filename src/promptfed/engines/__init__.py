@@ -1,0 +1,5 @@
+"""Where clients run."""
+
+from .base import Clients
+
+__all__ = ["Clients"]

@@ -1,0 +1,37 @@
+"""The seam between the round loop and wherever the clients are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..client import Score
+from ..method import Update
+from ..params import Params
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How one client's model does: on its own validation and test data, and on everybody's test data where known."""
+
+    client: int
+    parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
+    passes: int = 0  # samples drawn to adapt the model before it was scored
+
+
+class Clients(Protocol):
+    def ids(self) -> list[int]:
+        """All clients."""
+
+    def sizes(self) -> dict[int, int]:
+        """Training samples of each client."""
+
+    def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
+        """First contact with clients: what they tell the server about themselves."""
+
+    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
+        """Local training; with `score`, also how the trained models do. May return fewer than asked: clients fail."""
+
+    def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
+        """Scores as received (and adapted, where the method adapts), or after a round of local training on a copy."""
+
+    def close(self) -> None: ...

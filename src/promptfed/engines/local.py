@@ -1,0 +1,116 @@
+"""Clients on this machine: in this process, or spread over worker processes that receive the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from ..host import Message, parse_score, read_message
+from ..method import Update
+from ..params import Params
+from ..wire import pack, unpack
+from .base import Scores
+
+Answer = Callable[[dict[str, Any], list[bytes]], Message]
+
+
+class LocalClients:
+    """Splits what is asked over one or several hosts. Who answers, and in which order, changes nothing."""
+
+    def __init__(self, sizes: dict[int, int], hosts: Sequence[Answer], block: int = 1) -> None:
+        self._sizes, self._block, self._count = sizes, block, len(hosts)
+        self._hosts: SimpleQueue[Answer] = SimpleQueue()
+        for host in hosts:
+            self._hosts.put(host)
+        self._threads = ThreadPoolExecutor(len(hosts)) if len(hosts) > 1 else None
+
+    def ids(self) -> list[int]:
+        return list(self._sizes)
+
+    def sizes(self) -> dict[int, int]:
+        return self._sizes
+
+    def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
+        found: dict[int, Params] = {}
+        for asked, (_, blobs) in self._ask(dict.fromkeys(clients, b""), {"ask": "enroll"}, self._large(len(clients))):
+            found.update({client: unpack(blob)[0] for client, blob in zip(asked, blobs, strict=True)})
+        return {client: found[client] for client in clients}
+
+    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
+        down = _pack_each(sent)
+        updates, scores = [], []
+        for _, (note, blobs) in self._ask(down, {"ask": "train", "round": round, "score": score}, self._block):
+            for one, blob in zip(note["clients"], blobs, strict=True):
+                client = one["client"]
+                up, stats = read_message(blob)
+                if "after_local" in one:
+                    scores.append(_scores(client, one["after_local"], one["passes"]))
+                updates.append(
+                    Update(
+                        client=client,
+                        sent=sent[client],
+                        up=up,
+                        n=one["n"],
+                        stats=stats,
+                        loss=one.get("loss", float("nan")),
+                        passes=one["passes"],
+                        bytes_down=len(down[client]),
+                        bytes_up=len(blob),
+                        error=one.get("error", ""),
+                    )
+                )
+        return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
+
+    def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
+        # What was learnt in this round counts: the clients stand as they will at the start of the next one.
+        note = {"ask": "evaluate", "round": round + 1, "pooled": pooled, "after_local": after_local}
+        answers = self._ask(_pack_each(sent), note, self._large(len(sent)))
+        found = [_scores(one["client"], one, one["passes"]) for _, (reply, _) in answers for one in reply["clients"]]
+        return sorted(found, key=lambda s: s.client)
+
+    def close(self) -> None:
+        if self._threads:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        while not self._hosts.empty():
+            stop = getattr(self._hosts.get(), "close", None)
+            if stop:
+                stop()
+
+    def _large(self, clients: int) -> int:
+        """Clients a request where each is little work: few requests, but enough of them to keep all hosts busy."""
+        return max(self._block, min(64, -(-clients // (8 * self._count))))
+
+    def _ask(
+        self, blobs: Mapping[int, bytes], note: dict[str, Any], size: int
+    ) -> Iterator[tuple[list[int], Message]]:
+        """Asks for `size` clients at a time, the largest first so that no host is left with a long one at the end."""
+        clients = sorted(blobs, key=lambda client: (-self._sizes[client], client))
+        groups = [clients[i : i + size] for i in range(0, len(clients), size)]
+
+        def one(group: list[int]) -> tuple[list[int], Message]:
+            distinct = list({id(blobs[client]): blobs[client] for client in group}.values())
+            place = {id(blob): i for i, blob in enumerate(distinct)}
+            request = {**note, "clients": group, "blob": [place[id(blobs[client])] for client in group]}
+            host = self._hosts.get()
+            try:
+                return group, host(request, distinct)
+            finally:
+                self._hosts.put(host)
+
+        return self._threads.map(one, groups) if self._threads else map(one, groups)
+
+
+def _pack_each(sent: Mapping[int, Params]) -> dict[int, bytes]:
+    """Each client's message. Clients that are sent the same object share one."""
+    packed: dict[int, bytes] = {}
+    for params in sent.values():
+        if id(params) not in packed:
+            packed[id(params)] = pack(params)
+    return {client: packed[id(params)] for client, params in sent.items()}
+
+
+def _scores(client: int, note: dict[str, Any], passes: int) -> Scores:
+    parts = {name: parse_score(note[name]) for name in ("val", "test", "global") if name in note}
+    return Scores(client, parts, passes)

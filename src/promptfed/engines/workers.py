@@ -1,0 +1,104 @@
+"""Worker processes: hosts that are asked over a pipe, in the very bytes that hosts in this process are asked in.
+
+A worker is a fresh interpreter (`python -m promptfed.engines.workers`), so neither a script without a main guard nor
+a notebook is run twice, and no state of torch is inherited by a fork. It builds its host from a JSON description and
+ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+from ..errors import UserError
+from ..host import Message
+
+_SIZE = struct.Struct("<Q")
+
+
+def write_frame(stream: BinaryIO, note: dict[str, Any], blobs: list[bytes]) -> None:
+    head = json.dumps({"note": note, "sizes": [len(blob) for blob in blobs]}).encode()
+    stream.write(_SIZE.pack(len(head)))
+    stream.write(head)
+    for blob in blobs:
+        stream.write(blob)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> Message | None:
+    """None at the end of the stream."""
+    size = stream.read(_SIZE.size)
+    if len(size) < _SIZE.size:
+        return None
+    head = json.loads(stream.read(_SIZE.unpack(size)[0]))
+    return head["note"], [stream.read(n) for n in head["sizes"]]
+
+
+class Worker:
+    """The parent's end of a worker process."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "promptfed.engines.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._send(description, [])
+
+    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+        self._send(note, blobs)
+        assert self._process.stdout is not None
+        answer = read_frame(self._process.stdout)
+        if answer is None:
+            raise UserError(
+                f"engine.workers: a worker process ended with code {self._process.wait()} in the middle of a round "
+                "(out of memory?); resume the run, with fewer workers if need be"
+            )
+        if "user_error" in answer[0]:
+            raise UserError(answer[0]["user_error"])
+        if "traceback" in answer[0]:
+            raise RuntimeError("in a worker process:\n" + answer[0]["traceback"])
+        return answer
+
+    def _send(self, note: dict[str, Any], blobs: list[bytes]) -> None:
+        assert self._process.stdin is not None
+        try:
+            write_frame(self._process.stdin, note, blobs)
+        except BrokenPipeError:  # it has died; read_frame() will find that out too, and say it
+            pass
+
+    def close(self) -> None:
+        self._process.terminate()  # nothing is lost: what a round has stored, it has stored whole
+        self._process.wait()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    stream = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a stray print must not land among the frames
+    frames = sys.stdin.buffer
+    first = read_frame(frames)
+    if first is None:
+        return
+    host = None
+    while (request := read_frame(frames)) is not None:
+        try:
+            if host is None:
+                from ..build import host_from  # here, so that an import error reaches the parent as an answer
+
+                host = host_from(first[0])
+            note, blobs = host.answer(*request)
+        except UserError as error:
+            note, blobs = {"user_error": str(error)}, []
+        except Exception:
+            note, blobs = {"traceback": traceback.format_exc()}, []
+        write_frame(stream, note, blobs)
+
+
+if __name__ == "__main__":
+    main()
+

@@ -1,0 +1,32 @@
+"""Mistakes a user can make, told in one sentence."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pydantic import ValidationError
+
+
+class UserError(ValueError):
+    """Bad input: the message names the setting, the value and what is allowed. Shown without a traceback."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """'; did you mean "fedavg"?' or an empty string."""
+    match = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f'; did you mean "{match[0]}"?' if match else ""
+
+
+def unknown(setting: str, value: str, known: Iterable[str]) -> UserError:
+    """The error for a value that is none of the known ones."""
+    known = sorted(known)
+    return UserError(f'{setting} = "{value}" is unknown{nearest(value, known)} (allowed: {", ".join(known)})')
+
+
+def one_sentence(error: ValidationError, section: str = "") -> UserError:
+    """The first complaint of a validation, with the setting's name, its value and what is wrong with it."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join([*([section] if section else []), *(str(part) for part in first["loc"])])
+    what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if first["type"] == "extra_forbidden":
+        return UserError(f"{where} is not a setting")
+    return UserError(f"{where} = {first['input']!r} {what}" if where else what)

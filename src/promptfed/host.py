@@ -1,0 +1,161 @@
+"""The client half of a round, where the data are: answers messages, remembers what is private, sends what is shared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import params as P
+from .client import Samples, Score, Work, evaluate, train
+from .data import Dataset, Federation
+from .method import Context, Method, Phase
+from .models import Model
+from .params import Params
+from .store import Store
+from .wire import pack, unpack
+
+Message = tuple[dict[str, Any], list[bytes]]  # a JSON note, and blobs of tensors
+
+_PRIVATE, _MEMORY = "private/", "memory/"
+
+
+@dataclass
+class Host:
+    """Holds the data and the memory of some clients (in a simulation: of all)."""
+
+    method: Method
+    model: Model
+    federation: Federation
+    store: Store
+    seed: int
+    device: torch.device
+    block: int = 1  # clients that are trained as one
+
+    def __post_init__(self) -> None:
+        self.model.to(self.device)
+        self.init = P.to(self.method.tuning.init(self.model, self.seed), self.device)
+        self._pooled: Samples | None = None
+
+    def answer(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+        """One request for a block of clients. The only way in and out."""
+        clients: list[int] = note["clients"]
+        if note["ask"] == "enroll":
+            return {}, [pack(self.enroll(client)) for client in clients]
+        received = [P.to(unpack(blob)[0], self.device) for blob in blobs]
+        notes: list[dict[str, Any]] = []
+        answers: list[bytes] = []
+        for i in range(0, len(clients), self.block):
+            part = range(i, min(i + self.block, len(clients)))
+            block = [self.work(clients[j], received[note["blob"][j]], note["round"]) for j in part]
+            if note["ask"] == "train":
+                said, sent = self.train(block, note["round"], note["score"])
+                answers += sent
+            else:
+                said = self.evaluate(block, note["round"], note["pooled"], note["after_local"])
+            notes += said
+        return {"clients": notes}, answers
+
+    def work(self, client: int, down: Params, before: int) -> Work:
+        """The client as it stands at the start of a round."""
+        state = P.to(self.store.get(client, before), self.device)
+        memory = {k.removeprefix(_MEMORY): v for k, v in state.items() if k.startswith(_MEMORY)}
+        private = {k.removeprefix(_PRIVATE): v for k, v in state.items() if k.startswith(_PRIVATE)}
+        start = self.method.start(self.init, down, private, memory)
+        # A first-time participant remembers what it has just received, so that all clients of a block look alike.
+        memory = memory or self.method.remembered(start)
+        return Work(client, self.samples(self.federation.sites[client].train), start, down, memory)
+
+    def samples(self, index: np.ndarray) -> Samples:
+        data: Dataset = self.federation.dataset
+        shape = (-1, 1, 1)
+        return Samples(
+            torch.from_numpy(data.images[index]).to(self.device),
+            torch.from_numpy(data.labels[index]).to(self.device),
+            torch.tensor(data.mean, device=self.device).reshape(shape) * 255,
+            torch.tensor(data.std, device=self.device).reshape(shape) * 255,
+        )
+
+    def enroll(self, client: int) -> Params:
+        labels = torch.from_numpy(self.federation.dataset.labels[self.federation.sites[client].train])
+        return self.method.enroll(self.model, self.init, torch.bincount(labels, minlength=self.model.classes))
+
+    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
+        notes, blobs, memories = [], [], {}
+        for work, done in zip(
+            block, train(self.method, self.model, block, self.method.phases(round), self.seed, round), strict=True
+        ):
+            up = self.method.shared(done.params)
+            note: dict[str, Any] = {"client": work.client, "n": len(work.samples), "passes": done.passes}
+            if not math.isfinite(done.loss) or not P.finite(done.params):
+                # Nothing of it is sent or remembered: the client goes on from where it was.
+                notes.append({**note, "error": f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"})
+                blobs.append(b"")
+                continue
+            ctx = Context(
+                work.down, work.memory, Phase({}, 1, name="report"), torch.tensor(len(work.samples)), torch.zeros(0)
+            )
+            stats = {**done.stats, **self.method.report(self.model, done.params, ctx)}
+            if score:
+                note["after_local"] = self.scores(work, done.params, pooled=False)
+            remembered = {
+                **{_PRIVATE + k: v for k, v in self.method.kept(done.params).items()},
+                **{_MEMORY + k: v for k, v in self.method.remembered(done.params).items()},
+            }
+            if remembered:
+                memories[work.client] = remembered
+            notes.append({**note, "loss": done.loss})
+            blobs.append(message(up, stats))
+        if memories:
+            self.store.put(round, memories)
+        return notes, blobs
+
+    def evaluate(self, block: Sequence[Work], round: int, pooled: bool, after_local: bool) -> list[dict[str, Any]]:
+        """Scores of each client's model: as received and adapted, or after a round of local training on a copy."""
+        phases = self.method.phases(round) if after_local else self.method.adapt()
+        trained = train(self.method, self.model, block, phases, self.seed, round) if phases else None
+        notes = []
+        for i, work in enumerate(block):
+            params = trained[i].params if trained else work.params
+            note = self.scores(work, params, pooled)
+            notes.append({"client": work.client, "passes": trained[i].passes if trained else 0, **note})
+        return notes
+
+    def scores(self, work: Work, params: Params, pooled: bool) -> dict[str, Any]:
+        site = self.federation.sites[work.client]
+        parts = {"val": self.samples(site.val), "test": self.samples(site.test)}
+        if pooled:
+            parts["global"] = self.pooled()
+        return {name: dump_score(evaluate(self.method, self.model, work, params, part)) for name, part in parts.items()}
+
+    def pooled(self) -> Samples:
+        """Everybody's test data: a simulation has them, a real site does not."""
+        if self._pooled is None:
+            self._pooled = self.samples(np.concatenate([site.test for site in self.federation.sites]))
+        return self._pooled
+
+
+def message(up: Params, stats: Params) -> bytes:
+    """What a client sends after training."""
+    return pack({**{f"up/{k}": v for k, v in up.items()}, **{f"stats/{k}": v for k, v in stats.items()}})
+
+
+def read_message(blob: bytes) -> tuple[Params, Params]:
+    tensors = unpack(blob)[0]
+    return (
+        {k.removeprefix("up/"): v for k, v in tensors.items() if k.startswith("up/")},
+        {k.removeprefix("stats/"): v for k, v in tensors.items() if k.startswith("stats/")},
+    )
+
+
+def dump_score(score: Score) -> dict[str, Any]:
+    counts = {"tp": score.tp, "fp": score.fp, "fn": score.fn}
+    return {"n": score.n, "loss": score.loss, **{name: values.tolist() for name, values in counts.items()}}
+
+
+def parse_score(note: dict[str, Any]) -> Score:
+    return Score(note["n"], note["loss"], *(np.array(note[name], np.int64) for name in ("tp", "fp", "fn")))

@@ -1,0 +1,221 @@
+"""Method: HOW a tuning is federated. The contract that every method fills in, each part with a default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import params as P
+from .errors import UserError
+from .models import Model
+from .params import Params
+from .tuning import Full, Optimizer, Tuning
+
+State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One block of local training: which roles move, with which optimiser, for how long."""
+
+    train: Mapping[str, Optimizer]  # role -> optimiser
+    batch_size: int
+    epochs: int = 0
+    steps: int = 0  # in place of epochs
+    name: str = "train"
+    plain: bool = False  # plain cross-entropy in place of the method's own loss
+
+    def also(self, role: str, optimizer: Optimizer) -> Phase:
+        return replace(self, train={**self.train, role: optimizer})
+
+    def like(self, **changes: Any) -> Phase:
+        return replace(self, **{"steps": 0, **changes})
+
+
+class Batch(NamedTuple):
+    """Samples of ONE client. A tuple, so that vmap can take a stack of them apart."""
+
+    x: Tensor  # (B, C, H, W), normalised
+    y: Tensor  # (B,)
+    weight: Tensor | None  # (B,) 1 for a sample, 0 for padding; None where all are samples
+    noise: Tensor  # (2,) uniform numbers of this batch, for tunings that draw
+    extra: Params  # what prepare() gave for these samples
+    tokens: Tensor | None = None  # (T, width), set by a token prompt for the tuning that it wraps
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of (B,) values over the samples, leaving padding out."""
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def half(self, which: Literal[0, 1]) -> Batch:
+        """The even or the odd samples; both halves are the whole batch where it has one sample only."""
+        if len(self.y) < 2:
+            return self
+        cut = slice(which, None, 2)
+        weight = None if self.weight is None else self.weight[cut]
+        return self._replace(x=self.x[cut], y=self.y[cut], weight=weight, extra={k: v[cut] for k, v in self.extra.items()})
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a loss may look at besides parameters and batch; of ONE client."""
+
+    down: Params  # as received this round
+    memory: Params  # what the client remembered of earlier rounds (empty the first time)
+    phase: Phase
+    n: Tensor  # () number of training samples
+    label_counts: Tensor  # (classes,) of the training samples
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client's answer to a round."""
+
+    client: int
+    sent: Params  # what it had received
+    up: Params
+    n: int
+    stats: Params = field(default_factory=dict)
+    loss: float = 0.0
+    passes: int = 0  # samples drawn in training
+    bytes_down: int = 0
+    bytes_up: int = 0
+    error: str = ""  # why it must not be used
+
+    @property
+    def delta(self) -> Params:
+        return {name: p - self.sent[name] for name, p in self.up.items()}
+
+
+class Method(BaseModel):
+    """FedAvg in all but name: everything has a default. Fields are the hyper-parameters.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    paper: ClassVar[str] = ""
+    private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
+    memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
+    needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
+
+    tuning: Tuning = Field(default_factory=Full, description="what is trained")
+    epochs: int = Field(5, ge=0, description="local epochs a round")
+    batch_size: int = Field(16, ge=1, description="samples a step")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="local optimiser")
+    lr: float = Field(0.005, gt=0, description="local learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    finetune_epochs: int = Field(0, ge=0, description="local epochs after training, before evaluation (`+ft`)")
+
+    @model_validator(mode="after")
+    def _composes(self) -> Method:
+        for role in self.needs:
+            if role not in self.roles():
+                raise UserError(f'method.name: {type(self).__name__} needs a tuning with a "{role}"')
+        return self
+
+    # ---- roles
+
+    def roles(self) -> tuple[str, ...]:
+        """The roles of the tuning that this method trains: all but "private", which the tuning trains itself."""
+        return tuple(role for role in self.tuning.role_names() if role != "private")
+
+    def stays(self, name: str) -> bool:
+        """Whether the parameter of this name never leaves its client."""
+        role = self.tuning.role(name)
+        return role == "private" or role in self.private
+
+    def shared(self, params: Params) -> Params:
+        return {name: p for name, p in params.items() if not self.stays(name)}
+
+    def kept(self, params: Params) -> Params:
+        return {name: p for name, p in params.items() if self.stays(name)}
+
+    def remembered(self, params: Params) -> Params:
+        return {name: p for name, p in params.items() if self.tuning.role(name) in self.memory}
+
+    def sgd(self, lr: float | None = None) -> Optimizer:
+        """The configured optimiser, at another learning rate if given."""
+        return Optimizer(
+            kind=self.optimizer, lr=lr or self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+    def phase(self, roles: tuple[str, ...] | None = None, lr: float | None = None, **settings: Any) -> Phase:
+        """A phase on the given roles (default: all that this method trains)."""
+        settings = {"epochs": self.epochs, **settings}
+        return Phase({role: self.sgd(lr) for role in roles or self.roles()}, self.batch_size, **settings)
+
+    # ---- client half
+
+    def start(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
+        """What local training and evaluation begin with."""
+        known = {**init, **private, **down}
+        return {name: known[name] for name in init}
+
+    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        """Values of each sample that stay the same during a phase, (B, ...) each: found again in batch.extra."""
+        return {}
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        return (self.phase(),)
+
+    def adapt(self) -> tuple[Phase, ...]:
+        """Training before an evaluation, on a copy: fine-tuning baselines."""
+        return (self.phase(epochs=self.finetune_epochs, name="fine-tune"),) if self.finetune_epochs else ()
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        """The client's objective on a batch, and numbers to be summed into the update's stats."""
+        logits = self.tuning.logits(model, params, batch, ctx)
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
+
+    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase) -> Params:
+        """The direction the optimiser descends: by default the gradient of loss(). Elementwise in params, which may
+        hold one client or a stack of them."""
+        return grad(params)
+
+    def report(self, model: Model, params: Params, ctx: Context) -> Params:
+        """After training: further tensors sent with the update, in its stats."""
+        return {}
+
+    def enroll(self, model: Model, init: Params, label_counts: Tensor) -> Params:
+        """First contact: what the client tells the server about itself."""
+        return {}
+
+    # ---- server half
+
+    def begin(self, model: Model, init: Params) -> State:
+        return self.shared(init)
+
+    def admit(self, state: State, client: int, hello: Params) -> State:
+        """A client joins, at the start or in mid-training."""
+        return state
+
+    def down(self, state: State, client: int) -> Params:
+        """What this client receives."""
+        return state
+
+    def aggregate(self, state: State, updates: list[Update]) -> State:
+        """Mean of what the clients sent, weighted by their numbers of samples."""
+        return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
+
+    # ---- what it is
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients end up with models of their own, rather than one global model."""
+        keeps = bool(self.private) or "private" in self.tuning.role_names()
+        return keeps or bool(self.adapt()) or type(self).down is not Method.down
+
+
+class FedAvg(Method):
+    """The contract's defaults, under their own name."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

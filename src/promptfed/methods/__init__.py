@@ -1,0 +1,95 @@
+"""Methods by name: a base, and plug-ins behind `+` that wrap its tuning or fine-tune its result."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from ..errors import UserError, nearest, one_sentence, unknown
+from ..method import FedAvg, Method
+from ..tuning import Full, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
+from .fedbabu import FedBabu
+from .fedmtl import FedMtl
+from .fedper import FedPer
+from .fedprox import FedProx
+from .fedrep import FedRep
+from .local import Local
+from .moon import Moon
+from .perfedavg import PerFedAvg
+
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "moon": Moon,
+    "perfedavg": PerFedAvg,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedmtl": FedMtl,
+    "fedbabu": FedBabu,
+}
+PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
+FINE_TUNED = {"ft": {"finetune_epochs": 5}}
+# A published name for a composition.
+ALIASES = {"pfedpt": "fedavg+pt", "pfedpt-tokens": "fedavg+st"}
+PAPERS = {"pfedpt": "Li et al., TMLR 2024", "pfedpt-tokens": "Li et al., TMLR 2024, Table 6"}
+
+
+def parse(name: str) -> tuple[type[Method], list[type[PrivatePrompt]], dict[str, Any]]:
+    """ "fedprox+pt+ft" -> (FedProx, [PixelPrompt], {"finetune_epochs": 5})"""
+    head, *plugins = name.split("+")
+    base, *own = ALIASES.get(head, head).split("+")
+    if base not in METHODS:
+        raise unknown("method.name", base, [*METHODS, *ALIASES])
+    prompts, settings = [], {}
+    for plugin in own + plugins:
+        if plugin in PROMPTS:
+            prompts.append(PROMPTS[plugin])
+        elif plugin in FINE_TUNED:
+            settings.update(FINE_TUNED[plugin])
+        else:
+            raise unknown(f'method.name = "{name}": plug-in', plugin, [*PROMPTS, *FINE_TUNED])
+    if len(prompts) > 1:
+        raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in PROMPTS)} may be given')
+    return METHODS[base], prompts, settings
+
+
+def fields(name: str) -> dict[str, FieldInfo]:
+    """The settings of a method or composition: its own and its tuning's, in one flat namespace."""
+    base, prompts, preset = parse(name)
+    found = {key: info for kind in (base, *prompts) for key, info in kind.model_fields.items()}
+    for key, value in preset.items():
+        found[key] = FieldInfo.merge_field_infos(found[key], default=value)
+    return {key: info for key, info in found.items() if key not in ("tuning", "inner")}
+
+
+def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
+    base, prompts, preset = parse(name)
+    given = {**preset, **(settings or {})}
+    allowed = fields(name)
+    for key in given:
+        if key not in allowed:
+            raise UserError(
+                f'method.{key} is not a setting of "{name}"{nearest(key, allowed)} (allowed: {", ".join(sorted(allowed))})'
+            )
+    try:
+        tuning: Tuning = Full()
+        for kind in prompts:
+            tuning = kind(inner=tuning, **{key: given.pop(key) for key in list(given) if key in kind.model_fields})
+        return base(tuning=tuning, **given)
+    except ValidationError as error:
+        raise one_sentence(error, "method") from None
+
+
+def settings(method: Method) -> dict[str, Any]:
+    """The complete flat settings of a method, such that create(name, settings(method)) makes it again."""
+    found = method.model_dump(exclude={"tuning"})
+    tuning = method.tuning
+    while isinstance(tuning, PrivatePrompt):
+        found.update(tuning.model_dump(exclude={"inner"}))
+        tuning = tuning.inner
+    return found
+
+
+__all__ = ["ALIASES", "METHODS", "PROMPTS", "create", "fields", "parse", "settings"]

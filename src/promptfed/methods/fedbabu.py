@@ -1,0 +1,26 @@
+"""FedBABU: only the body is trained and shared; the head keeps its initial value until a final fine-tuning.
+
+Oh et al., "FedBABU: Towards Enhanced Representation for Federated Image Classification" (ICLR 2022), Algorithm 1.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from ..method import Method, Phase
+
+
+class FedBabu(Method):
+    paper: ClassVar[str] = "Oh et al., ICLR 2022"
+    private: ClassVar[tuple[str, ...]] = ("head",)
+    needs: ClassVar[tuple[str, ...]] = ("body", "head")
+
+    finetune_steps: int = Field(1, ge=0, description="steps on body and head before evaluation, if no finetune_epochs")
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        return (self.phase(("body",), name="body"),)
+
+    def adapt(self) -> tuple[Phase, ...]:
+        if self.finetune_epochs or not self.finetune_steps:
+            return super().adapt()
+        return (self.phase(epochs=0, steps=self.finetune_steps, name="fine-tune"),)

@@ -1,0 +1,52 @@
+"""FedMTL: every client has a model of its own, the server holds them all and ties them to their mean.
+
+Smith et al., "Federated Multi-Task Learning" (NeurIPS 2017), Eq. 1 with the mean-regularised relation
+Omega = (I - 11^T/m)^2, for which tr(W Omega W^T) = sum_t |w_t - mean|^2. Their dual solver exists for linear models
+only; here the client's sub-problem is descended in the primal, for as many sample visits as they take iterations.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from .. import params as P
+from ..method import Batch, Context, Method, Phase, State, Update
+from ..models import Model
+from ..params import Params
+
+
+class FedMtl(Method):
+    paper: ClassVar[str] = "Smith et al., NeurIPS 2017"
+
+    iterations: int = Field(4000, ge=1, description="sample visits spent on the sub-problem each round")
+    relation: float = Field(1e-3, ge=0, description="weight of the distance to the mean of all clients (lambda_1)")
+    ridge: float = Field(1e-7, ge=0, description="weight of the squared norm (lambda_2)")
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        return (self.phase(epochs=0, steps=-(-self.iterations // self.batch_size)),)
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        loss, stats = super().loss(model, params, batch, ctx)
+        own = self.shared(params)
+        center = {name: ctx.down[f"mean.{name}"] for name in own}
+        return loss + self.relation * P.sqdist(own, center) + self.ridge * P.sqnorm(own), stats
+
+    def begin(self, model: Model, init: Params) -> State:
+        return {f"mean.{name}": p for name, p in self.shared(init).items()}
+
+    def down(self, state: State, client: int) -> Params:
+        """Its own model (before it has one: the mean, which minimises the relation) and the mean."""
+        mean = {name: p for name, p in state.items() if name.startswith("mean.")}
+        task = f"task.{client}."
+        own = {name.removeprefix("mean."): state.get(task + name.removeprefix("mean."), p) for name, p in mean.items()}
+        return {**own, **mean}
+
+    def aggregate(self, state: State, updates: list[Update]) -> State:
+        tasks = {name: p for name, p in state.items() if name.startswith("task.")}
+        for u in updates:
+            tasks.update({f"task.{u.client}.{name}": p for name, p in u.up.items()})
+        clients = {name.split(".")[1] for name in tasks}
+        models = [{name: tasks[f"task.{client}.{name}"] for name in updates[0].up} for client in sorted(clients, key=int)]
+        mean = P.mean(models, [1.0] * len(models))
+        return {**{f"mean.{name}": p for name, p in mean.items()}, **tasks}

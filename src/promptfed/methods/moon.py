@@ -1,0 +1,42 @@
+"""MOON: features are drawn to those of the received model and away from those of the client's previous one.
+
+Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. The features are what the head sees.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..method import Batch, Context, Method
+from ..models import Model
+from ..params import Params
+
+
+class Moon(Method):
+    paper: ClassVar[str] = "Li et al., CVPR 2021"
+    memory: ClassVar[tuple[str, ...]] = ("body",)
+
+    mu: float = Field(1.0, ge=0, description="weight of the contrastive term")
+    temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")
+
+    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        # Neither model moves during the phase: their features are computed once a round, not once an epoch.
+        received = {**params, **ctx.down}
+        previous = {**received, **ctx.memory}  # first round: the same as received
+        return {
+            "received": self.tuning.features(model, received, batch, ctx),
+            "previous": self.tuning.features(model, previous, batch, ctx),
+        }
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        z = self.tuning.features(model, params, batch, ctx)
+        logits = self.tuning.head(model, params, z)
+        cross_entropy = F.cross_entropy(logits, batch.y, reduction="none")
+        similarity = torch.stack(
+            [F.cosine_similarity(z, batch.extra[which], dim=1) for which in ("received", "previous")], dim=1
+        )
+        contrast = -F.log_softmax(similarity / self.temperature, dim=1)[:, 0]
+        return batch.mean(cross_entropy + self.mu * contrast), {}

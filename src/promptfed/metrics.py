@@ -1,0 +1,65 @@
+"""From the clients' scores to the numbers of a table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .client import Score
+from .engines.base import Scores
+
+
+def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str, Any]:
+    """Local accuracy over clients, global accuracy, macro F1 and loss. None where nobody has the data for it.
+
+    `one_model`: all clients share one global model, so its global accuracy is known from their own test data.
+    """
+    zero = np.zeros(classes, np.int64)
+    tests = [s.parts["test"] for s in scores]
+    pooled = sum(tests, Score(0, 0.0, zero, zero, zero))
+    wide = [s.parts["global"] for s in scores if "global" in s.parts]
+    if one_model:
+        wide = [pooled]
+    local = _known(t.accuracy for t in tests)
+    return {
+        "local": {
+            "mean": _mean(local),
+            "std": float(np.std(local)) if local else None,
+            "worst": min(local, default=None),
+            "weighted": pooled.accuracy,  # mean over samples, not clients
+        },
+        "macro_f1": _mean(_known(t.macro_f1 for t in tests)),
+        "global": _mean(_known(w.accuracy for w in wide)),
+        "global_macro_f1": _mean(_known(w.macro_f1 for w in wide)),
+        "loss": pooled.loss / pooled.n if pooled.n else None,
+        "val": _mean(_known(s.parts["val"].accuracy for s in scores)),
+    }
+
+
+def per_client(scores: Sequence[Scores]) -> list[dict[str, Any]]:
+    rows = []
+    for s in scores:
+        test, val = s.parts["test"], s.parts["val"]
+        row = {"client": s.client, "n_test": test.n, "accuracy": test.accuracy, "macro_f1": test.macro_f1}
+        row |= {"loss": test.loss / test.n if test.n else None, "n_val": val.n, "val_accuracy": val.accuracy}
+        if "global" in s.parts:
+            row["global_accuracy"] = s.parts["global"].accuracy
+        rows.append(row)
+    return rows
+
+
+def average(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of each number, leaving the unknown ones out."""
+    out: dict[str, Any] = {}
+    for key, first in summaries[0].items():
+        values = [s[key] for s in summaries]
+        out[key] = average(values) if isinstance(first, dict) else _mean(_known(values))
+    return out
+
+
+def _known(values: Any) -> list[float]:
+    return [v for v in values if v is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,62 @@
+"""Params: a flat dict of dotted names to tensors, and the few things done to it."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+
+def pick(params: Params, globs: Iterable[str]) -> Params:
+    """The entries whose name matches one of the globs, in their own order."""
+    patterns = tuple(globs)
+    return {name: p for name, p in params.items() if any(fnmatchcase(name, g) for g in patterns)}
+
+
+def mean(items: Sequence[Params], weights: Sequence[float]) -> Params:
+    """Weighted mean; the weights need not sum to one."""
+    total = float(sum(weights))
+    if not items or total <= 0:
+        raise ValueError("mean() needs at least one item and a positive total weight")
+    out = {name: torch.zeros_like(p) for name, p in items[0].items()}
+    for item, weight in zip(items, weights, strict=True):
+        for name, p in out.items():
+            p.add_(item[name], alpha=weight / total)
+    return out
+
+
+def sqdist(a: Params, b: Params) -> Tensor:
+    """Squared Euclidean distance over the names of a."""
+    return torch.stack([(p - b[name]).square().sum() for name, p in a.items()]).sum()
+
+
+def sqnorm(a: Params) -> Tensor:
+    return torch.stack([p.square().sum() for p in a.values()]).sum()
+
+
+def stack(items: Sequence[Params]) -> Params:
+    """K equal-shaped Params to one with a leading axis of K."""
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+def unstack(params: Params, k: int) -> list[Params]:
+    """The inverse of stack; the parts own their memory."""
+    return [{name: p[i].clone() for name, p in params.items()} for i in range(k)]
+
+
+def to(params: Params, device: torch.device) -> Params:
+    return {name: p.to(device) for name, p in params.items()}
+
+
+def finite(params: Params) -> bool:
+    return all(bool(p.isfinite().all()) for p in params.values())
+
+
+def nbytes(params: Params) -> int:
+    return sum(p.numel() * p.element_size() for p in params.values())
+
+
+def numel(params: Params) -> int:
+    return sum(p.numel() for p in params.values())

@@ -1,0 +1,177 @@
+"""A run's folder: what happened, and all that is needed to go on or to repeat it.
+
+    config.toml             the complete configuration
+    partition.json          who holds which samples
+    rounds.jsonl            one line a round
+    checkpoint.safetensors  the server's state behind the last completed round
+    clients/                what the clients remember
+    result.json             the numbers, once the run is done
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import metrics
+from .errors import UserError
+from .method import State
+from .server import Line
+from .wire import pack, unpack
+
+LAST = 10  # rounds that are averaged in `mean_of_last_10`
+
+
+class View(Protocol):
+    """Somebody who watches."""
+
+    def begin(self, round: int, clients: Sequence[int]) -> None: ...
+
+    def end(self, line: Line) -> None: ...
+
+
+class Folder:
+    """The recorder of a run. A round is completed by the checkpoint: it is replaced in one step, after everything else
+    of the round is on disk, so a kill at any moment costs at most the round that was under way."""
+
+    def __init__(self, path: Path, view: View | None = None) -> None:
+        self.path, self._view = path, view
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f'--out = "{path}" is in use by another run') from None
+
+    def restore(self) -> tuple[int, State] | None:
+        file = self.path / "checkpoint.safetensors"
+        if not file.exists():
+            self._rewrite([])
+            return None
+        state, note = unpack(file.read_bytes())
+        done = int(note["round"])
+        # A line behind the checkpoint belongs to a round that was not completed: it will be written again.
+        self._rewrite([line for line in self.lines() if line["round"] <= done])
+        return done, state
+
+    def begin(self, round: int, clients: Sequence[int]) -> None:
+        if self._view:
+            self._view.begin(round, clients)
+
+    def end(self, line: Line, state: State) -> None:
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
+        if self._view:
+            self._view.end(line)
+
+    def lines(self) -> list[Line]:
+        return read_lines(self.path)
+
+    def _rewrite(self, lines: list[Line]) -> None:
+        write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The rounds on record. A last line that was cut off is left out."""
+    file = path / "rounds.jsonl"
+    lines: list[Line] = []
+    for text in file.read_text().splitlines() if file.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replaces a file in one step."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
+    """result.json: the numbers of a run, from its rounds."""
+    seconds = [line["seconds"] for line in lines]
+    stages = {stage: _stage(lines, stage) for stage in ("aggregated", "after_local")}
+    last = next(line for line in reversed(lines) if "aggregated" in line)
+    return {
+        **about,
+        "rounds": len(lines),
+        "metrics": {stage: found for stage, found in stages.items() if found},
+        "clients": {stage: last[stage]["clients"] for stage in stages if stage in last},
+        "communication": _communication(lines),
+        "passes": {
+            "train": sum(line["passes"] for line in lines),
+            "adapt_last": last["aggregated"]["passes"],  # spent before the last evaluation, outside training
+        },
+        "left_out": [{"round": line["round"], **who} for line in lines for who in line["left_out"]],
+        "seconds": {
+            "train": sum(s["train"] for s in seconds),
+            "evaluate": sum(s.get("evaluate", 0.0) for s in seconds),
+        },
+        "versions": versions(),
+    }
+
+
+def _stage(lines: Sequence[Line], stage: str) -> dict[str, Any] | None:
+    """Metrics of the last evaluated round, of the mean of the last ten rounds' evaluations, and of the round that
+    validation data choose. Test data choose nothing."""
+    known = [line for line in lines if stage in line]
+    if not known:
+        return None
+
+    def of(line: Line) -> dict[str, Any]:
+        return {"round": line["round"], **line[stage]["summary"]}
+
+    recent = [line for line in known if line["round"] > lines[-1]["round"] - LAST]
+    found = {
+        "last": of(known[-1]),
+        f"mean_of_last_{LAST}": {
+            "rounds": [line["round"] for line in recent],
+            **metrics.average([line[stage]["summary"] for line in recent]),
+        },
+    }
+    judged = [line for line in known if line[stage]["summary"]["val"] is not None]
+    if judged:
+        found["chosen_on_validation"] = of(max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"])))
+    return found
+
+
+def _communication(lines: Sequence[Line]) -> dict[str, Any]:
+    total = {key: sum(line["bytes"][key] for line in lines) for key in lines[0]["bytes"]}
+    turns = total.pop("clients")
+    each = {key: value / turns if turns else 0 for key, value in total.items()}
+    return {"per_client_and_round": each, "total": total, "client_rounds": turns}
+
+
+def versions() -> dict[str, str]:
+    packages = ("promptfed", "torch", "numpy", "safetensors", "pydantic")
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "platform": f"{sys.platform}-{platform.machine()}",
+    }

@@ -1,0 +1,123 @@
+"""run(): the only round loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from . import metrics
+from . import params as P
+from .engines.base import Clients, Scores
+from .method import Method, State, Update
+from .models import Model
+from .params import Params
+from .seeding import rng
+
+Line = dict[str, Any]  # what is recorded of a round
+
+
+@dataclass(frozen=True)
+class Plan:
+    rounds: int
+    fraction: float  # of the clients that have training data, sampled every round
+    seed: int
+    eval_every: int = 1
+    # Scores of locally trained models: of nobody, of each round's participants, or also of everyone at the end.
+    after_local: Literal["none", "participants", "all"] = "participants"
+    pooled: bool = True  # whether personal models are scored on everybody's test data
+
+
+class Recorder(Protocol):
+    def restore(self) -> tuple[int, State] | None:
+        """The last completed round and the server's state behind it."""
+
+    def begin(self, round: int, clients: Sequence[int]) -> None: ...
+
+    def end(self, line: Line, state: State) -> None:
+        """A round is over. Once this returns, it is never trained again."""
+
+
+def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan, recorder: Recorder) -> State:
+    restored = recorder.restore()
+    if restored:
+        done, state = restored
+    else:
+        done, state = 0, method.begin(model, init)
+        for client, hello in clients.enroll(clients.ids()).items():
+            state = method.admit(state, client, hello)
+    for round in range(done + 1, plan.rounds + 1):
+        begun = time.perf_counter()
+        chosen = sample(clients.sizes(), plan.fraction, plan.seed, round)
+        recorder.begin(round, chosen)
+        due = round % plan.eval_every == 0 or round == plan.rounds
+        sent = {client: method.down(state, client) for client in chosen}
+        updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
+        used, left_out = screen(updates, chosen)
+        if used:
+            state = method.aggregate(state, used)
+        line = _line(round, chosen, used, left_out)
+        line["seconds"] = {"train": time.perf_counter() - begun}
+        if due:
+            begun = time.perf_counter()
+            everyone = {client: method.down(state, client) for client in clients.ids()}
+            pooled = plan.pooled and method.personal
+            scores = clients.evaluate(everyone, round, pooled, after_local=False)
+            line["aggregated"] = _evaluated(scores, model, one_model=not method.personal)
+            if plan.after_local == "all" and round == plan.rounds:
+                trained = clients.evaluate(everyone, round, plan.pooled, after_local=True)
+            if trained:
+                line["after_local"] = _evaluated(trained, model, one_model=False)
+            line["seconds"]["evaluate"] = time.perf_counter() - begun
+        recorder.end(line, state)
+    return state
+
+
+def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> list[int]:
+    """The clients of a round: at least one, of those that have something to train on."""
+    able = [client for client, n in sizes.items() if n]
+    count = min(len(able), max(1, int(fraction * len(able) + 0.5)))
+    return sorted(rng(seed, round, "sample").choice(able, count, replace=False).tolist())
+
+
+def screen(updates: Sequence[Update], asked: Sequence[int]) -> tuple[list[Update], list[dict[str, Any]]]:
+    """Updates that can be used, by client; and who is left out of the round, and why."""
+    used, left_out = [], []
+    answered = {update.client: update for update in updates}
+    for client in sorted(asked):
+        update = answered.get(client)
+        why = "no answer" if update is None else update.error
+        if update is not None and not why and not P.finite({**update.up, **update.stats}):
+            why = "non-finite update"
+        if update is None or why:
+            left_out.append({"client": client, "why": why})
+        else:
+            used.append(update)
+    return used, left_out
+
+
+def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]]) -> Line:
+    samples = sum(u.n for u in used)
+    return {
+        "round": round,
+        "clients": list(chosen),
+        "left_out": list(left_out),
+        "train_loss": sum(u.loss * u.n for u in used) / samples if samples else None,
+        "passes": sum(u.passes for u in used),
+        "bytes": {
+            "clients": len(used),
+            "up": sum(u.bytes_up for u in used),
+            "down": sum(u.bytes_down for u in used),
+            "parameters_up": sum(P.numel(u.up) for u in used),
+            "parameters_down": sum(P.numel(u.sent) for u in used),
+        },
+    }
+
+
+def _evaluated(scores: Sequence[Scores], model: Model, one_model: bool) -> dict[str, Any]:
+    return {
+        "summary": metrics.summary(scores, model.classes, one_model),
+        "passes": sum(s.passes for s in scores),
+        "clients": metrics.per_client(scores),
+    }

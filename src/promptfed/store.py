@@ -1,0 +1,66 @@
+"""What clients remember between rounds, on disk.
+
+Every value is kept under (client, round), and the one before it is kept too. A round that is trained again after a
+crash therefore starts from what the client knew before that round: training is idempotent, and no commit has to span
+clients and server.
+"""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import lmdb
+
+from .errors import UserError
+from .params import Params
+from .wire import pack, unpack
+
+_KEY = struct.Struct(">QI")  # client, round: big-endian, so that LMDB's order is theirs
+_MAP = 1 << 40  # an address range, not a size on disk
+
+
+class Store:
+    """Safetensors blobs in LMDB: constant memory for any number of clients, shared by processes."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._env = lmdb.open(str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512)
+        except lmdb.Error as error:
+            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+
+    def get(self, client: int, before: int) -> Params:
+        """The newest value that was put in a round earlier than `before`; empty if there is none."""
+        with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
+            found = cursor.set_range(_KEY.pack(client, before))
+            if not (cursor.prev() if found else cursor.last()):
+                return {}
+            if _KEY.unpack(cursor.key())[0] != client:
+                return {}
+            return unpack(bytes(cursor.value()))[0]
+
+    def put(self, round: int, values: Mapping[int, Params]) -> None:
+        """Stores the clients' values of this round, all or none."""
+        with self._env.begin(write=True) as txn:
+            for client, params in values.items():
+                self._forget(txn, client, round)
+                txn.put(_KEY.pack(client, round), pack(params))
+
+    def _forget(self, txn: lmdb.Transaction, client: int, round: int) -> None:
+        """Drops all but the newest value from before this round."""
+        rounds = []
+        with txn.cursor() as cursor:
+            more = cursor.set_range(_KEY.pack(client, 0))
+            while more and _KEY.unpack(cursor.key())[0] == client:
+                rounds.append(_KEY.unpack(cursor.key())[1])
+                more = cursor.next()
+        kept = max((r for r in rounds if r < round), default=None)
+        for r in rounds:
+            if r != kept:
+                txn.delete(_KEY.pack(client, r))
+
+    def __len__(self) -> int:
+        return int(self._env.stat()["entries"])
+
+    def close(self) -> None:
+        self._env.close()

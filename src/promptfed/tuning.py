@@ -1,0 +1,194 @@
+"""Tuning: WHAT is trained, and how it enters the model. How it is federated is a Method's business."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from .errors import UserError
+from .models import Model
+from .params import Params
+from .seeding import torch_rng
+
+if TYPE_CHECKING:
+    from .method import Batch, Context, Phase
+
+
+class Optimizer(BaseModel):
+    """An elementwise optimiser, so that clients stacked in one tensor stay independent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class Tuning(BaseModel):
+    """The trained parameters: their initial values, their roles, and the prediction they make.
+
+    Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
+    "head" are the usual ones, and a parameter whose role is "private" never leaves its client under any method.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    roles: ClassVar[dict[str, str]] = {"head.": "head", "body.": "body"}
+    about: ClassVar[str] = ""
+
+    def role(self, name: str) -> str:
+        for prefix, role in self.roles.items():
+            if name.startswith(prefix):
+                return role
+        raise KeyError(f'no role for parameter "{name}" in {type(self).__name__}.roles')
+
+    def role_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.roles.values()))
+
+    def check(self, model: Model) -> None:
+        """Raises UserError where this tuning cannot enter this model."""
+
+    def init(self, model: Model, seed: int) -> Params:
+        raise NotImplementedError
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        """(B, d): what the head sees."""
+        return model.features({**model.weights, **params}, batch.x, batch.tokens)
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        """(B, d) -> (B, classes)."""
+        return model.classify({**model.weights, **params}, features)
+
+    def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        """(B, classes)."""
+        return self.head(model, params, self.features(model, params, batch, ctx))
+
+    def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        """The method's phases with this tuning's own ones among them."""
+        return phases
+
+
+class Full(Tuning):
+    """Every weight of the backbone."""
+
+    about: ClassVar[str] = "all weights"
+
+    def init(self, model: Model, seed: int) -> Params:
+        return {name: p.clone() for name, p in model.weights.items()}
+
+
+class PrivatePrompt(Tuning):
+    """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
+
+    roles: ClassVar[dict[str, str]] = {"prompt.": "private"}
+
+    inner: Tuning = Field(default_factory=Full, description="what is tuned besides the prompt")
+    prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
+    prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
+    prompt_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the prompt's SGD")
+    joint: bool = Field(False, description="train prompt and weights at once instead of one after the other (Table 8)")
+
+    def role(self, name: str) -> str:
+        return super().role(name) if name.startswith("prompt.") else self.inner.role(name)
+
+    def role_names(self) -> tuple[str, ...]:
+        return (*super().role_names(), *self.inner.role_names())
+
+    def check(self, model: Model) -> None:
+        self.inner.check(model)
+
+    def init(self, model: Model, seed: int) -> Params:
+        return {**self.start(model, seed), **self.inner.init(model, seed)}
+
+    def start(self, model: Model, seed: int) -> Params:
+        """The prompt's initial value, the same for all clients."""
+        raise NotImplementedError
+
+    def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        optimizer = Optimizer(lr=self.prompt_lr, momentum=self.prompt_momentum)
+        if self.joint:
+            return tuple(phase.also("private", optimizer) for phase in self.inner.schedule(phases))
+        if not phases or not self.prompt_epochs:
+            return self.inner.schedule(phases)
+        # Eq. 5 is plain cross-entropy whatever the method's own objective: `plain`.
+        own = phases[0].like(name="prompt", train={"private": optimizer}, epochs=self.prompt_epochs, plain=True)
+        return (own, *self.inner.schedule(phases))
+
+
+class PixelPrompt(PrivatePrompt):
+    """pFedPT's visual prompt: pixels added to the normalised image. Li et al., "Visual Prompt Based Personalized
+    Federated Learning" (TMLR 2024), Section 3.2; templates after Bahng et al. (2022)."""
+
+    about: ClassVar[str] = "private pixel prompt"
+
+    prompt: Literal["padding", "fixed-patch", "random-patch"] = Field(
+        "padding", description="template: a frame, a patch in the upper left corner, or a patch that moves every batch"
+    )
+    prompt_size: int = Field(4, ge=1, description="width of the frame or side of the patch, in pixels (p)")
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        _, height, width = model.image
+        most = (min(height, width) - 1) // (2 if self.prompt == "padding" else 1)
+        if self.prompt_size > most:
+            raise UserError(
+                f'method.prompt_size = {self.prompt_size} covers the whole image: a "{self.prompt}" prompt on '
+                f"{height}x{width} pixels may be 1 to {most}"
+            )
+
+    def start(self, model: Model, seed: int) -> Params:
+        channels, height, width = model.image
+        p, g = self.prompt_size, torch_rng(seed, "pixel prompt")
+        if self.prompt != "padding":  # C p^2 parameters
+            return {"prompt.patch": torch.randn(channels, p, p, generator=g)}
+        sides = {"top": (p, width), "bottom": (p, width), "left": (height - 2 * p, p), "right": (height - 2 * p, p)}
+        # 2 C p (H + W - 2p) parameters
+        return {f"prompt.{side}": torch.randn(channels, *shape, generator=g) for side, shape in sides.items()}
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        canvas = self.canvas(model, params, batch.noise)
+        return self.inner.features(model, params, batch._replace(x=batch.x + canvas), ctx)
+
+    def canvas(self, model: Model, params: Params, noise: Tensor) -> Tensor:
+        """The prompt as an image (C, H, W), zero where it does not reach. noise (2,) in [0, 1) places a random patch."""
+        channels, height, width = model.image
+        p = self.prompt_size
+        if self.prompt == "padding":
+            hole = params["prompt.left"].new_zeros(channels, height - 2 * p, width - 2 * p)
+            middle = torch.cat([params["prompt.left"], hole, params["prompt.right"]], dim=2)
+            return torch.cat([params["prompt.top"], middle, params["prompt.bottom"]], dim=1)
+        patch = params["prompt.patch"]
+        if self.prompt == "fixed-patch":
+            return F.pad(patch, (0, width - p, 0, height - p))
+        # Tensor arithmetic in place of slicing, so that every client of a stacked block has a place of its own.
+        rows = torch.arange(height, device=patch.device) - (noise[0] * (height - p + 1)).long()
+        columns = torch.arange(width, device=patch.device) - (noise[1] * (width - p + 1)).long()
+        inside = ((rows >= 0) & (rows < p))[:, None] & ((columns >= 0) & (columns < p))[None, :]
+        spread = patch[:, rows.clamp(0, p - 1)][:, :, columns.clamp(0, p - 1)]
+        return torch.where(inside, spread, 0.0)
+
+
+class TokenPrompt(PrivatePrompt):
+    """pFedPT with soft tokens behind cls in place of pixels (Table 6)."""
+
+    about: ClassVar[str] = "private soft tokens"
+
+    prompt_tokens: int = Field(4, ge=1, description="number of soft tokens")
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        if model.width is None:
+            raise UserError(f'backbone.name = "{model.name}" takes no tokens: soft-token prompts need a transformer')
+
+    def start(self, model: Model, seed: int) -> Params:
+        assert model.width is not None
+        g = torch_rng(seed, "token prompt")
+        return {"prompt.tokens": torch.randn(self.prompt_tokens, model.width, generator=g)}
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        return self.inner.features(model, params, batch._replace(tokens=params["prompt.tokens"]), ctx)
