@@ -21,6 +21,8 @@ from .params import Params
 from .seeding import rng
 from .tuning import Optimizer
 
+_Fields = tuple[Tensor, Tensor, Tensor | None, Tensor, Params]  # x, y, weight, noise, extra of a Batch
+
 CHUNK = 256  # samples a forward pass where no gradient is needed
 
 
@@ -126,8 +128,11 @@ def _train_phase(
     context = (fixed, down, memory, n if k > 1 else n[0], torch.stack(counts) if k > 1 else counts[0])
     objective = Method.loss if phase.plain else type(method).loss
 
-    def loss(trained: Params, batch: Batch, fixed: Params, down: Params, memory: Params, n: Tensor, counts: Tensor) -> tuple[Tensor, Params]:
-        return objective(method, model, {**fixed, **trained}, batch, Context(down, memory, phase, n, counts))
+    def loss(
+        trained: Params, batch: _Fields, fixed: Params, down: Params, memory: Params, n: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Params]:
+        ctx = Context(down, memory, phase, n, counts)
+        return objective(method, model, {**fixed, **trained}, Batch(*batch), ctx)
 
     stacked_loss = vmap(loss) if k > 1 else loss
 
@@ -139,7 +144,7 @@ def _train_phase(
     for step in range(max(map(len, plans))):
         batch, active, drawn = _batch(samples, offsets, [plan[step] if step < len(plan) else None for plan in plans], noise[step], extra)
 
-        def grad(at: Params, batch: Batch = batch, drawn: Tensor = drawn, active: list[bool] = active) -> Params:
+        def grad(at: Params, batch: _Fields = batch, drawn: Tensor = drawn, active: list[bool] = active) -> Params:
             value, step_stats = stacked_loss(at, batch, *context)
             gradients = torch.autograd.grad(value.sum(), list(at.values()), allow_unused=True)
             with torch.no_grad():
@@ -176,7 +181,7 @@ def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
 
 def _batch(
     samples: Samples, offsets: list[int], indices: list[np.ndarray | None], noise: Tensor, extra: Params
-) -> tuple[Batch, list[bool], Tensor]:
+) -> tuple[_Fields, list[bool], Tensor]:
     """The next batch of each client, padded to one length where they are stacked; who has one; samples drawn (K,)."""
     device = samples.y.device
     active = [index is not None for index in indices]
@@ -184,7 +189,7 @@ def _batch(
     drawn = torch.tensor(sizes, device=device, dtype=torch.float32)
     if len(indices) == 1:
         at = torch.from_numpy(indices[0]).to(device)
-        return Batch(samples.images(at), samples.y[at], None, noise[0], {k: v[at] for k, v in extra.items()}), active, drawn
+        return (samples.images(at), samples.y[at], None, noise[0], {k: v[at] for k, v in extra.items()}), active, drawn
     width = max(sizes)
     flat = np.zeros((len(indices), width), np.int64)
     weight = np.zeros((len(indices), width), np.float32)
@@ -197,7 +202,7 @@ def _batch(
     def fold(v: Tensor) -> Tensor:
         return v.unflatten(0, (len(indices), width))
 
-    batch = Batch(
+    batch = (
         fold(samples.images(at)),
         fold(samples.y[at]),
         torch.from_numpy(weight).to(device),

@@ -1,8 +1,19 @@
-"""Datasets, partitions, and the federations they make."""
+"""Datasets, and how they are dealt out to clients."""
 
-from .catalogue import CATALOGUE
-from .datasets import Dataset, DatasetConfig, load
-from .federation import Federation, Site
-from .partition import PARTITIONS, Partition, federate
+from promptfed.data.catalogue import CATALOGUE, Entry
+from promptfed.data.datasets import Dataset, DatasetConfig, load
+from promptfed.data.federation import Federation, Site
+from promptfed.data.partition import PARTITIONS, Partition, federate
 
-__all__ = ["CATALOGUE", "PARTITIONS", "Dataset", "DatasetConfig", "Federation", "Partition", "Site", "federate", "load"]
+__all__ = [
+    "CATALOGUE",
+    "PARTITIONS",
+    "Dataset",
+    "DatasetConfig",
+    "Entry",
+    "Federation",
+    "Partition",
+    "Site",
+    "federate",
+    "load",
+]

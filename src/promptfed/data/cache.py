@@ -58,6 +58,8 @@ def writing(path: Path) -> Iterator[Path]:
         temporary.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
         _publish(temporary, path)
     except OSError as error:
+        if error.filename and not str(error.filename).startswith(str(path.parent)):
+            raise UserError(f"{error.filename} cannot be read ({error.strerror})") from error
         raise _unwritable(path.parent, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -69,8 +71,6 @@ def discard(folder: Path) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    if path.exists() and not finished(path):
-        shutil.rmtree(path)
     try:
         temporary.rename(path)
     except OSError:

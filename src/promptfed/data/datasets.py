@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from promptfed.errors import UserError, nearest
 
 _TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
 _CHUNK = 256  # images decoded between two writes
+_SLOW = 0.001  # seconds an image has to take for threads to be faster
 _ARRAYS = ("labels", "domain", "site", "split")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -45,6 +47,9 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, {len(self)} images, {len(self.classes)} classes, {str(self.path)!r})"
 
     def __reduce__(self) -> Any:
         return Dataset.open, (self.path,)
@@ -105,6 +110,8 @@ class Dataset:
             path = cache.root() / f"{cache.slug(name)}-{cache.key(content=content.hexdigest(), rest=rest)}"
             if cache.finished(path):
                 return cls.open(path)
+        elif cache.finished(path):  # another dataset was written there before
+            cache.discard(path)
         blocks = (np.ascontiguousarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
         with cache.writing(path) as folder:
             streamed = _stream(folder, blocks)
@@ -157,13 +164,15 @@ def load(config: DatasetConfig) -> Dataset:
     mean = _per_channel("mean", config.mean or (entry.mean if entry else None), channels)
     std = _per_channel("std", config.std or (entry.std if entry else None), channels)
     located = _locate(config, entry)
+    path = Path(config.name).expanduser()
+    name = path.resolve().name if entry is None and path.exists() else config.name
     keep = entry.keep if entry else ()
     key = cache.key(
         identity=located.identity,
         settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels"}),
         resolved=[size, channels, mean, std, keep, entry.names if entry else ()],
     )
-    path = cache.root() / f"{cache.slug(config.name)}-{key}"
+    path = cache.root() / f"{cache.slug(name)}-{key}"
     if not cache.finished(path):
         with cache.writing(path) as folder:
             scratch = folder / "scratch"
@@ -173,10 +182,10 @@ def load(config: DatasetConfig) -> Dataset:
             source = source.keep(keep) if keep else source
             source = source.subset(config.limit) if config.limit else source
             skipped: list[int] = []
-            streamed = _stream(folder, _decoded(config.name, source, channels, size, skipped))
+            streamed = _stream(folder, _decoded(name, source, channels, size, skipped))
             names = tuple(source.name(i) for i in skipped)
             known = source.take(np.setdiff1d(np.arange(len(source.labels)), skipped))
-            _finish(folder, config.name, streamed, known, mean, std, names)
+            _finish(folder, name, streamed, known, mean, std, names)
             cache.discard(scratch)
     dataset = Dataset.open(path)
     if dataset.skipped:
@@ -232,9 +241,11 @@ def _decoded(name: str, source: Source, channels: int, size: int | None, skipped
             return None
 
     with ThreadPoolExecutor() as pool:
-        # decoders release the interpreter lock, which pays for photos but not for thumbnails
-        run = pool.map if size is None or size > 64 else map
+        seconds = 0.0  # spent on one image
         for start in range(0, count, _CHUNK):
+            # decoders release the interpreter lock, which pays for photos but not for thumbnails
+            run = pool.map if seconds > _SLOW else map
+            began = perf_counter()
             block = []
             for i, one in enumerate(run(decode, range(start, min(start + _CHUNK, count))), start):
                 if one is None:
@@ -250,6 +261,8 @@ def _decoded(name: str, source: Source, channels: int, size: int | None, skipped
                         f"pixels, earlier images {shape[1]} x {shape[2]}"
                     )
                 block.append(one)
+            if start == 0:
+                seconds = (perf_counter() - began) / _CHUNK
             if block:
                 yield np.stack(block)
 

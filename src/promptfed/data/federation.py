@@ -78,7 +78,7 @@ class Federation:
         """Read a saved partition of this very dataset."""
         try:
             text = json.loads(Path(path).read_text())
-            its = text["dataset"]
+            its = dict(text["dataset"])
             about = dict(text["about"])
             sites = tuple(
                 Site(str(client["name"]), *(_indices(client[split]) for split in _SPLITS)) for client in text["clients"]
@@ -86,7 +86,7 @@ class Federation:
         except OSError as error:
             raise UserError(f"partition file {path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"partition file {path} is malformed: {type(error).__name__} at {error}") from error
+            raise UserError(f"partition file {path} is malformed ({type(error).__name__}: {error})") from error
         if not sites:
             raise UserError(f"partition file {path} holds no clients")
         if its.get("fingerprint") != dataset.fingerprint:

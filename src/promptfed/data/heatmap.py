@@ -1,4 +1,4 @@
-"""A picture of a partition: how many samples of which class every client has."""
+"""A picture of a partition: how many training samples of which class every client has."""
 
 from pathlib import Path
 
@@ -15,14 +15,13 @@ _ROWS = 1000  # clients beyond this are averaged in groups, as no picture has pi
 
 
 def draw(federation: Federation, path: Path) -> None:
-    """Write a heat map, clients down and classes across, with every client's total at the right."""
+    """Write a heat map of the training samples, clients down and classes across, and bars of each client's total."""
     train, val, test = (federation.label_counts(split) for split in ("train", "val", "test"))
-    counts = train + val + test  # (clients, classes)
-    clients, classes = counts.shape
+    clients, classes = train.shape
     names = [site.name for site in federation.sites]
     group = -(-clients // _ROWS)
     edges = np.arange(0, clients, group)
-    rows = np.add.reduceat(counts, edges) / np.minimum(group, clients - edges)[:, None]  # (rows, classes)
+    rows = np.add.reduceat(train, edges) / np.minimum(group, clients - edges)[:, None]  # (rows, classes)
 
     height = float(np.clip(1.5 + 0.3 * len(rows), 3.2, 9))
     width = float(np.clip(3.2 + 0.5 * classes, 6, 12))
@@ -34,11 +33,11 @@ def draw(federation: Federation, path: Path) -> None:
     scale = PowerNorm(0.5, vmin=0, vmax=max(1, rows.max()))
     extent = (-0.5, classes - 0.5, clients - 0.5, -0.5)
     drawn = heat.imshow(rows, aspect="auto", cmap="Blues", norm=scale, interpolation="nearest", extent=extent)
-    if counts.size <= _WRITTEN and group == 1:
-        for client, label in np.argwhere(counts > 0):
-            dark = scale(counts[client, label]) > 0.6
+    if train.size <= _WRITTEN and group == 1:
+        for client, label in np.argwhere(train > 0):
+            dark = scale(train[client, label]) > 0.6
             heat.text(
-                label, client, counts[client, label], ha="center", va="center", fontsize=7, color="w" if dark else "k"
+                label, client, train[client, label], ha="center", va="center", fontsize=7, color="w" if dark else "k"
             )
     if classes <= _NAMED:
         short = [name if len(name) <= 18 else f"{name[:17]}…" for name in federation.dataset.classes]
@@ -51,7 +50,12 @@ def draw(federation: Federation, path: Path) -> None:
     heat.set_xlabel("class")
     heat.set_ylabel("client")
     heat.tick_params(length=2)
-    figure.colorbar(drawn, ax=heat, label="samples" if group == 1 else f"samples, mean of {group} clients", pad=0.02)
+    figure.colorbar(
+        drawn,
+        ax=heat,
+        label="training samples" if group == 1 else f"training samples, mean of {group} clients",
+        pad=0.02,
+    )
 
     left = np.zeros(len(rows))
     for part, label, colour in ((train, "train", "#2171b5"), (val, "validation", "#9ecae1"), (test, "test", "#fdae6b")):
@@ -71,10 +75,10 @@ def draw(federation: Federation, path: Path) -> None:
     total.set_xlabel("samples in all")
     total.tick_params(labelleft=False, left=False, labelsize=8)
     total.spines[["top", "right", "left"]].set_visible(False)
-    total.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-
-    about = federation.about
-    figure.suptitle(f"{federation.dataset.name}: {about.get('kind', 'custom')}, {clients} clients", fontsize=11)
+    handles, labels = total.get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, frameon=False, loc="outside upper right", ncols=3)
+    kind = federation.about.get("kind", "custom")
+    heat.set_title(f"{federation.dataset.name}, {kind}, {clients} client{'s' if clients > 1 else ''}", fontsize=10)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

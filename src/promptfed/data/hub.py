@@ -1,6 +1,8 @@
 """Datasets of the `datasets` library: by hub id, or in one of its layouts on disk."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +69,37 @@ def _open(path: Path, files: list[Path], scratch: Path) -> Any:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             return datasets.load_from_disk(str(path))
         where = str(scratch)  # the library converts parquet to arrow, which is of no use once the images are decoded
-        if path.is_file():
-            kind = "parquet" if path.suffix == ".parquet" else "arrow"
-            return datasets.load_dataset(kind, data_files=str(path), cache_dir=where)
-        return datasets.load_dataset(str(path), cache_dir=where)
-    except OSError:
-        raise
-    except Exception as error:  # the library wraps whatever its readers raise
+        with _quiet():
+            if path.is_file():
+                kind = "parquet" if path.suffix == ".parquet" else "arrow"
+                return datasets.load_dataset(kind, data_files=str(path), cache_dir=where)
+            return datasets.load_dataset(str(path), cache_dir=where)
+    except Exception as error:  # the library raises and wraps whatever its readers do
+        _reraise_disk(error)
         raise UserError(f'dataset.name = "{path}" cannot be read: {_first_line(error)}') from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, which are for downloads."""
+    import datasets
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _reraise_disk(error: BaseException) -> None:
+    """An error of the operating system somewhere in the chain of causes is for the cache to tell."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ConnectionError):
+            raise cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _revision(name: str) -> tuple[str, Path | None]:
@@ -110,11 +135,8 @@ def _fetch(name: str, config: str | None, revision: str, snapshot: Path | None, 
         return datasets.load_dataset(name, config, revision=revision, cache_dir=str(scratch))
     except ConnectionError as error:
         raise _out_of_reach(name) from error
-    except OSError as error:
-        if error.errno is not None:  # the disk, not the hub
-            raise
-        raise UserError(f'dataset.name = "{name}" cannot be loaded from the hub: {_first_line(error)}') from error
-    except Exception as error:  # whatever the library's readers raise
+    except Exception as error:  # the library raises and wraps whatever its readers do
+        _reraise_disk(error)
         raise UserError(f'dataset.name = "{name}" cannot be loaded from the hub: {_first_line(error)}') from error
 
 

@@ -169,7 +169,7 @@ class FewShot(Partition):
     """Few-shot learning with label skew: classes are shuffled and dealt out, a few training samples of each.
 
     More clients than classes share classes, on disjoint samples. Validation gets as many samples a class as training
-    but at most 4, and test the rest; `split` is not used.
+    but at most 4, and test the rest; `split` and `min_samples` are not used.
     """
 
     kind: ClassVar[str] = "few-shot"
@@ -208,7 +208,8 @@ class Dominant(Partition):
 
     A client's training data start from `shots` samples a class; it loses the share `drop` of the classes, keeps the
     share `keep` of the samples of the others, and gets the share `add` back for one class, the dominant one. Validation
-    is a quarter of that, test all that is left, both in the client's own proportions; `split` is not used.
+    is a quarter of that, test all that is left, both in the client's own proportions; `split` and `min_samples` are
+    not used.
     """
 
     kind: ClassVar[str] = "dominant"
@@ -217,6 +218,9 @@ class Dominant(Partition):
     drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes a client does not have.")
     keep: float = Field(0.25, gt=0, le=1, description="Share of the pool a client keeps of the classes it has.")
     add: float = Field(0.75, ge=0, le=1, description="Share of the pool it gets on top of its dominant class.")
+
+    def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        return [np.concatenate(share) for share in self.shares(dataset, rng)]
 
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         train = self._train_counts(np.unique(dataset.labels), len(dataset.classes), rng)  # (clients, classes)

@@ -79,7 +79,9 @@ class Source(Labels):
         order = rng.permutation(n)
         order = order[np.argsort(self.labels[order], kind="stable")]  # by class, random within
         # every n/limit-th of them: each class gets its share to within one image
-        return self.take(np.sort(order[((np.arange(limit) + rng.random()) * n / limit).astype(np.int64)]))
+        return self.take(
+            np.sort(order[np.minimum((np.arange(limit) + rng.random()) * n / limit, n - 1).astype(np.int64)])
+        )
 
 
 @dataclass(frozen=True)

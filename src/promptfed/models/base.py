@@ -39,6 +39,11 @@ class Model(ABC):
         return self
 
 
+def batched(*tensors: Tensor) -> bool:
+    """Whether a vmap is going on over one of the tensors."""
+    return any(torch._C._functorch.is_batchedtensor(t) for t in tensors)
+
+
 def dense(g: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
     """Weight and bias of a linear or convolutional layer, uniform in +-1/sqrt(fan in) (PyTorch's own default)."""
     bound = 1 / math.sqrt(math.prod(shape[1:]))

@@ -2,21 +2,24 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
 from ..params import Params
 from ..seeding import torch_rng
-from .base import Model, dense
+from .base import Model, batched, dense
 
 
 @dataclass
 class CNN(Model):
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        if not batched(x):  # a quarter faster on a CPU; stacked clients become one grouped convolution instead
+            x = x.contiguous(memory_format=torch.channels_last)
         for conv in ("conv1", "conv2"):
             x = F.conv2d(x, weights[f"body.{conv}.weight"], weights[f"body.{conv}.bias"])
-            x = F.max_pool2d(F.relu(x), 2)
+            x = F.relu(F.max_pool2d(x, 2))  # the same as pooling behind the ReLU, on a quarter of the values
         x = x.flatten(1)
         for layer in self._hidden:
             x = F.relu(F.linear(x, weights[f"body.{layer}.weight"], weights[f"body.{layer}.bias"]))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from ..errors import UserError
 from ..params import Params
 from ..seeding import torch_rng
-from .base import Model, dense, normal
+from .base import Model, batched, dense, normal
 
 
 @dataclass
@@ -48,7 +48,7 @@ class ViT(Model):
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax attention. The fused kernel has no vmap rule on a CPU, so stacked clients take the written-out form."""
-    if torch._C._functorch.is_batchedtensor(q) or torch._C._functorch.is_batchedtensor(v):
+    if batched(q, k, v):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         return scores.softmax(-1) @ v
     return F.scaled_dot_product_attention(q, k, v)
