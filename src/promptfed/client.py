@@ -200,7 +200,7 @@ def _batch(
     at = torch.from_numpy(flat.ravel()).to(device)
 
     def fold(v: Tensor) -> Tensor:
-        return v.unflatten(0, (len(indices), width))
+        return v.reshape(len(indices), width, *v.shape[1:])
 
     batch = (
         fold(samples.images(at)),

@@ -182,7 +182,7 @@ def _still_valid(section: str, name: str, old: Table) -> Table:
     elif section == "partition":
         allowed = [*PARTITIONS[name].model_fields, "seed"] if name in PARTITIONS else ()
     else:
-        return old if section == "engine" else {}
+        return old
     return {key: value for key, value in old.items() if key in set(allowed)}
 
 

@@ -29,6 +29,10 @@ from .wire import pack, unpack
 LAST = 10  # rounds that are averaged in `mean_of_last_10`
 
 
+class Busy(UserError):
+    """Another process is at work in the folder."""
+
+
 class View(Protocol):
     """Somebody who watches."""
 
@@ -51,7 +55,8 @@ class Folder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f'--out = "{path}" is in use by another run') from None
+            self._lock.close()
+            raise Busy(f'--out = "{path}" is in use by another run') from None
 
     def restore(self) -> tuple[int, State] | None:
         file = self.path / "checkpoint.safetensors"

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
+from ..client import Score
 from ..host import Message, parse_score, read_message
 from ..method import Update
 from ..params import Params
@@ -112,5 +113,5 @@ def _pack_each(sent: Mapping[int, Params]) -> dict[int, bytes]:
 
 
 def _scores(client: int, note: dict[str, Any], passes: int) -> Scores:
-    parts = {name: parse_score(note[name]) for name in ("val", "test", "global") if name in note}
+    parts: dict[str, Score] = {name: parse_score(note[name]) for name in ("val", "test", "global") if name in note}
     return Scores(client, parts, passes)

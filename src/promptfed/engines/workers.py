@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from ..errors import UserError
 from ..host import Message
@@ -22,7 +22,7 @@ from ..host import Message
 _SIZE = struct.Struct("<Q")
 
 
-def write_frame(stream: BinaryIO, note: dict[str, Any], blobs: list[bytes]) -> None:
+def write_frame(stream: IO[bytes], note: dict[str, Any], blobs: list[bytes]) -> None:
     head = json.dumps({"note": note, "sizes": [len(blob) for blob in blobs]}).encode()
     stream.write(_SIZE.pack(len(head)))
     stream.write(head)
@@ -31,7 +31,7 @@ def write_frame(stream: BinaryIO, note: dict[str, Any], blobs: list[bytes]) -> N
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> Message | None:
+def read_frame(stream: IO[bytes]) -> Message | None:
     """None at the end of the stream."""
     size = stream.read(_SIZE.size)
     if len(size) < _SIZE.size:

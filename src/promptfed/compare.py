@@ -1,0 +1,192 @@
+"""Several methods and seeds on the same partition, in one table.
+
+Each row is a configuration of its own: the common settings with the row's own over them. Every (row, seed) is an
+ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and the same command started
+twice shares the work: each process takes the runs that nobody else holds.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import config as C
+from . import record
+from .api import Result, execute
+from .errors import UserError
+from .record import Busy, View
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    settings: Table
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    row: Row
+    seed: int
+    config: C.Config
+    folder: Path
+
+
+def rows(spec: Mapping[str, Any], methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Row]:
+    """The rows of a [compare] table, or one for each method named."""
+    for key in spec:
+        if key not in ("seeds", "rows"):
+            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows)")
+    default = tuple(seeds or spec.get("seeds", (0,)))
+    if methods:
+        return [Row(name, {"method": name}, default) for name in methods]
+    found = []
+    for table in spec.get("rows", ()):
+        settings = {key: value for key, value in table.items() if key not in ("label", "seeds")}
+        name = settings.get("method", "pfedpt")
+        label = table.get("label") or (name if isinstance(name, str) else name["name"])
+        found.append(Row(label, settings, tuple(seeds or table.get("seeds", default))))
+    if not found:
+        raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
+    labels = [row.label for row in found]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"compare.rows: each row needs a label of its own, got {', '.join(labels)}")
+    return found
+
+
+def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) -> list[Job]:
+    """All runs, validated before the first one starts: every row with its first seed, then the second seeds."""
+    base = C.make(*common)
+    split = base.seed if base.partition.seed is None else base.partition.seed
+    jobs = []
+    for turn in range(max(len(row.seeds) for row in rows)):
+        for row in rows:
+            if turn < len(row.seeds):
+                seed = row.seeds[turn]
+                settings = {**row.settings, "seed": seed, "partition": {"seed": split, **row.settings.get("partition", {})}}
+                slug = re.sub(r"[^a-z0-9]+", "-", row.label.lower()).strip("-")
+                jobs.append(Job(row, seed, C.make(*common, settings), out / f"{slug}-seed{seed}"))
+    return jobs
+
+
+def compare(jobs: Sequence[Job], watch: Callable[[Job], View | None] = lambda job: None) -> dict[str, list[Result]]:
+    """Runs what is not done yet; -> results by label. Runs held by another process are left to it."""
+    results: dict[str, list[Result]] = {job.row.label: [] for job in jobs}
+    for job in jobs:
+        done = finished(job)
+        if not done:
+            resume = (job.folder / "config.toml").exists()
+            if resume:
+                _same(job)
+            try:
+                done = execute(job.config, job.folder, resume, view=watch(job))
+            except Busy:
+                continue
+        results[job.row.label].append(done)
+    return {label: found for label, found in results.items() if found}
+
+
+def finished(job: Job) -> Result | None:
+    file = job.folder / "result.json"
+    if not file.exists():
+        return None
+    _same(job)
+    return Result(job.folder, json.loads(file.read_text()))
+
+
+def _same(job: Job) -> None:
+    """A folder of the same name but another configuration is somebody else's result."""
+    saved = C.make(C.read(job.folder / "config.toml")).complete()
+    for key, value in job.config.complete().items():
+        if key != "engine" and saved[key] != value:
+            raise UserError(f'--out: "{job.folder}" holds a run with another {key}; choose another --out')
+
+
+def table(results: Mapping[str, Sequence[Result]]) -> list[Table]:
+    """One row a label: mean over the seeds, and their standard deviation where there are several."""
+    found = []
+    for label, runs in results.items():
+        numbers = [run.numbers for run in runs]
+        last = [n["metrics"]["aggregated"]["last"] for n in numbers]
+        after = [n["metrics"].get("after_local", {}).get("last") for n in numbers]
+        each = [n["communication"]["per_client_and_round"] for n in numbers]
+        found.append(
+            {
+                "label": label,
+                "seeds": len(runs),
+                "local": _spread([m["local"]["mean"] for m in last]),
+                "worst": _spread([m["local"]["worst"] for m in last]),
+                "global": _spread([m["global"] for m in last]),
+                "macro_f1": _spread([m["macro_f1"] for m in last]),
+                "after_local": _spread([m["local"]["mean"] if m else None for m in after]),
+                "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
+                "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
+                "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
+                "adapt_passes": float(np.mean([n["passes"]["adapt_last"] for n in numbers])),
+                "seconds": float(np.mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers])),
+            }
+        )
+    return found
+
+
+def _spread(values: Sequence[float | None]) -> Table | None:
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}
+
+
+HEADERS = ("method", "seeds", "local", "worst", "global", "macro F1", "after local", "bytes/round", "passes", "adapt")
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row for people: accuracies in per cent."""
+
+    def percent(spread: Mapping[str, Any] | None) -> str:
+        if spread is None:
+            return "-"
+        wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
+        return f"{100 * spread['mean']:.1f}{wide}"
+
+    scores = [percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local")]
+    return (row["label"], str(row["seeds"]), *scores, size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
+
+
+def size(n: float) -> str:
+    """1234567 -> 1.2 MB"""
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} GB"
+
+
+def count(n: float) -> str:
+    """672000 -> 672 k"""
+    if n >= 1e6:
+        return f"{n / 1e6:.2f} M"
+    return f"{n / 1e3:.0f} k" if n >= 1e3 else f"{n:.0f}"
+
+
+def save(results: Mapping[str, Sequence[Result]], out: Path) -> list[Table]:
+    """table.json, table.csv and table.md."""
+    found = table(results)
+    record.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(HEADERS)
+    writer.writerows(cells(row) for row in found)
+    record.write(out / "table.csv", text.getvalue().encode())
+    lines = [HEADERS, ("---",) + ("---:",) * (len(HEADERS) - 1), *(cells(row) for row in found)]
+    record.write(out / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines).encode())
+    return found
