@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import build, config as C, record, server
+from . import build, record, server
+from . import config as C
 from .data import Federation
 from .errors import UserError
 from .method import Method
@@ -45,20 +46,31 @@ def run(
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
     may also be a class derived from Method. `federation` takes the place of dataset and partition.
     """
-    tables = [C.read(preset)] if preset else []
     given = dict(settings)
     if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
         given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
-    tables = [_without_compare(table) for table in tables] + [_undot(given)]
+    tables = [without_compare(C.read(preset))] if preset else []
+    tables.append(undot(given))
     if resume:
-        if out is None:
-            raise UserError("resume: --out must name the folder of the run to go on with")
-        saved = C.read(stored(Path(out)))
-        _only_changes(tables, {"rounds", "engine"})
-        tables = [saved, *tables]
-    configuration = C.make(*tables)
-    folder = Path(out) if out else fresh(configuration)
+        configuration, folder = resumed(Path(out) if out else None, tables)
+    else:
+        configuration = C.make(*tables)
+        folder = Path(out) if out else fresh(configuration)
     return execute(configuration, folder, resume, federation, view)
+
+
+def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> tuple[C.Config, Path]:
+    """The configuration of a run to go on with. More rounds may be asked for, and another engine."""
+    if out is None:
+        raise UserError("--resume needs --out, the folder of the run to go on with")
+    file = out / "config.toml"
+    if not file.exists():
+        raise UserError(f'--out = "{out}" holds no run to resume (it has no config.toml)')
+    allowed = {"rounds", "engine"}
+    for key in (key for table in changes for key in table):
+        if key not in allowed:
+            raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {', '.join(sorted(allowed))})")
+    return C.make(C.read(file), *changes), out
 
 
 def execute(
@@ -70,9 +82,9 @@ def execute(
     split = path / "partition.json"
     try:
         parts = build.assemble(config, federation, split if resume and split.exists() else None)
+        record.write(path / "config.toml", C.dump(config.complete()).encode())
         if not resume or not split.exists():
             parts.federation.save(split)
-        record.write(path / "config.toml", C.dump(config.complete()).encode())
         clients = build.clients(parts, path)
         try:
             init = parts.method.tuning.init(parts.model, config.seed)
@@ -92,7 +104,12 @@ def execute(
             "method": config.method.name,
             "seed": config.seed,
             "config": config.complete(),
-            "dataset": {"name": data.name, "fingerprint": data.fingerprint, "images": len(data), "classes": len(data.classes)},
+            "dataset": {
+                "name": data.name,
+                "fingerprint": data.fingerprint,
+                "images": len(data),
+                "classes": len(data.classes),
+            },
             "sites": [
                 {"client": i, "name": s.name, "n_train": len(s.train), "n_val": len(s.val), "n_test": len(s.test)}
                 for i, s in enumerate(parts.federation.sites)
@@ -105,16 +122,11 @@ def execute(
         folder.close()
 
 
-def stored(path: Path) -> Path:
-    file = path / "config.toml"
-    if not file.exists():
-        raise UserError(f'--out = "{path}" holds no run to resume (it has no config.toml)')
-    return file
-
-
 def fresh(config: C.Config) -> Path:
     """A folder of its own below runs/."""
-    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}".replace(":", ".").replace("/", "-")
+    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}".replace(":", ".").replace(
+        "/", "-"
+    )
     path, number = Path("runs") / name, 1
     while path.exists():
         number += 1
@@ -122,21 +134,14 @@ def fresh(config: C.Config) -> Path:
     return path
 
 
-def _without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
+def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key != "compare"}
 
 
-def _undot(settings: Mapping[str, Any]) -> dict[str, Any]:
+def undot(settings: Mapping[str, Any]) -> dict[str, Any]:
     """{"eval.every": 5} -> {"eval": {"every": 5}}, as on the command line."""
     table: dict[str, Any] = {}
     for key, value in settings.items():
         section, dot, rest = key.partition(".")
         table = C.merge(table, {section: {rest: value}} if dot else {key: value})
     return table
-
-
-def _only_changes(tables: Sequence[Mapping[str, Any]], allowed: set[str]) -> None:
-    for table in tables:
-        for key in table:
-            if key not in allowed:
-                raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {', '.join(sorted(allowed))})")

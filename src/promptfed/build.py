@@ -35,18 +35,21 @@ class Parts:
 def assemble(config: Config, federation: Federation | None = None, partition: Path | None = None) -> Parts:
     """Loads the data, splits them (or takes the split of a file) and builds the model."""
     device = pick_device(config.engine.device)
-    if federation is None:
-        file = partition or (Path(config.partition.file) if config.partition.file else None)
-        dataset = load(config.dataset)
-        if file:
-            federation = Federation.load(file, dataset)
-        else:
-            seed = config.seed if config.partition.seed is None else config.partition.seed
-            federation = federate(dataset, config.partition.partition, seed)
-    model = build_model(config, federation.dataset)
+    held = federation or split(config, partition)
+    model = build_model(config, held.dataset)
     method = config.method.method
     method.tuning.check(model)
-    return Parts(config, federation, model, method, device)
+    return Parts(config, held, model, method, device)
+
+
+def split(config: Config, file: Path | None = None) -> Federation:
+    """Who holds what: as drawn from the seed, or as a file says."""
+    dataset = load(config.dataset)
+    file = file or (Path(config.partition.file) if config.partition.file else None)
+    if file:
+        return Federation.load(file, dataset)
+    seed = config.seed if config.partition.seed is None else config.partition.seed
+    return federate(dataset, config.partition.partition, seed)
 
 
 def build_model(config: Config, dataset: Dataset) -> Model:
@@ -80,7 +83,9 @@ def worker_count(parts: Parts) -> int:
         return 1
     if parts.config.method.name.startswith("__main__:"):
         if engine.workers:
-            warnings.warn("engine.workers: a method that is defined in the main script runs in one process", stacklevel=2)
+            warnings.warn(
+                "engine.workers: a method that is defined in the main script runs in one process", stacklevel=2
+            )
         return 1
     able = sum(len(site.train) > 0 for site in parts.federation.sites)
     blocks = max(1, int(parts.config.fraction * able + 0.5) // engine.block)

@@ -61,7 +61,9 @@ class Trained:
     passes: int
 
 
-def train(method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int) -> list[Trained]:
+def train(
+    method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
+) -> list[Trained]:
     """Runs the phases on every client of the block."""
     k = len(block)
     phases = method.tuning.schedule(tuple(phases))
@@ -113,7 +115,11 @@ def _train_phase(
     samples, offsets = _concatenate([work.samples for work in block])
     extra = _prepare(method, model, block, params, phase)
     noises = np.stack(
-        [rng(seed, round, work.client, "noise", number).random((max(map(len, plans)), 2), np.float32) for work in block], 1
+        [
+            rng(seed, round, work.client, "noise", number).random((max(map(len, plans)), 2), np.float32)
+            for work in block
+        ],
+        1,
     )  # (steps, K, 2)
     noise = torch.from_numpy(noises).to(device)
 
@@ -142,7 +148,9 @@ def _train_phase(
     sums = torch.zeros(k, device=device)
     stats: Params = {}
     for step in range(max(map(len, plans))):
-        batch, active, drawn = _batch(samples, offsets, [plan[step] if step < len(plan) else None for plan in plans], noise[step], extra)
+        batch, active, drawn = _batch(
+            samples, offsets, [plan[step] if step < len(plan) else None for plan in plans], noise[step], extra
+        )
 
         def grad(at: Params, batch: _Fields = batch, drawn: Tensor = drawn, active: list[bool] = active) -> Params:
             value, step_stats = stacked_loss(at, batch, *context)
@@ -152,7 +160,9 @@ def _train_phase(
                 for name, s in step_stats.items():
                     s = s.detach() if all(active) else s.detach() * _rows(active, s)
                     stats[name] = stats[name] + s if name in stats else s
-            return {name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)}
+            return {
+                name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)
+            }
 
         direction = method.step(grad, trained, phase)
         before = None if all(active) else [p.detach().clone() for p in trained.values()]
@@ -176,7 +186,9 @@ def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
     offsets = [0, *np.cumsum([len(part) for part in parts]).tolist()][:-1]
     if len(parts) == 1:
         return parts[0], offsets
-    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), parts[0].mean, parts[0].std), offsets
+    return Samples(
+        torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), parts[0].mean, parts[0].std
+    ), offsets
 
 
 def _batch(
@@ -272,7 +284,9 @@ class Score:
     fn: np.ndarray
 
     def __add__(self, other: Score) -> Score:
-        return Score(self.n + other.n, self.loss + other.loss, self.tp + other.tp, self.fp + other.fp, self.fn + other.fn)
+        return Score(
+            self.n + other.n, self.loss + other.loss, self.tp + other.tp, self.fp + other.fp, self.fn + other.fn
+        )
 
     @property
     def accuracy(self) -> float | None:

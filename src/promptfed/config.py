@@ -124,7 +124,14 @@ class Config(_Section):
         return {**table, "method": self.method.complete(), "partition": _plain(self.partition.complete())}
 
 
-SECTIONS = {name for name, info in Config.model_fields.items() if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "method": MethodSection,
+    "dataset": DatasetConfig,
+    "partition": PartitionSection,
+    "backbone": Backbone,
+    "eval": Evaluation,
+    "engine": Engine,
+}
 
 
 def make(*tables: Mapping[str, Any]) -> Config:
@@ -134,28 +141,25 @@ def make(*tables: Mapping[str, Any]) -> Config:
         merged = merge(merged, table)
     for key in merged:
         if key not in Config.model_fields:
-            raise UserError(f"{key} is not a setting{nearest(key, _names())} (allowed: {', '.join(sorted(Config.model_fields))})")
-    for section in SECTIONS & merged.keys():
-        kind = Config.model_fields[section].annotation
-        assert isinstance(kind, type) and issubclass(kind, BaseModel)
-        if kind.model_config.get("extra") == "forbid":
-            for key in merged[section]:
+            raise _not_a_setting(key, Config.model_fields, _names())
+    for section, kind in SECTIONS.items():
+        if kind.model_config.get("extra") == "forbid":  # the others know their settings only by their name
+            for key in merged.get(section, {}):
                 if key not in kind.model_fields:
-                    raise UserError(f"{section}.{key} is not a setting{nearest(key, kind.model_fields)} (allowed: {', '.join(kind.model_fields)})")
+                    raise _not_a_setting(f"{section}.{key}", kind.model_fields, _names())
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
         raise one_sentence(error) from None
 
 
+def _not_a_setting(key: str, allowed: Iterable[str], similar: Iterable[str]) -> UserError:
+    return UserError(f"{key} is not a setting{nearest(key, similar)} (allowed: {', '.join(sorted(allowed))})")
+
+
 def _names() -> list[str]:
-    return [*Config.model_fields, *(f"{s}.{key}" for s in SECTIONS for key in _fields(s))]
-
-
-def _fields(section: str) -> Iterable[str]:
-    kind = Config.model_fields[section].annotation
-    assert isinstance(kind, type) and issubclass(kind, BaseModel)
-    return kind.model_fields
+    nested = [f"{section}.{key}" for section, kind in SECTIONS.items() for key in kind.model_fields]
+    return [*Config.model_fields, *nested]
 
 
 def merge(base: Table, over: Mapping[str, Any]) -> Table:
@@ -195,7 +199,7 @@ def parse_assignments(words: Iterable[str]) -> Table:
             raise UserError(f'"{word}" is not of the form key=value')
         section, dot, rest = key.partition(".")
         if dot and section not in SECTIONS:
-            raise UserError(f"{key} is not a setting{nearest(key, _names())}")
+            raise _not_a_setting(key, Config.model_fields, _names())
         table = merge(table, {section: {rest: _value(text)}} if dot else {key: _value(text)})
     return table
 
@@ -230,6 +234,17 @@ def read(source: str | Path) -> Table:
 def presets() -> list[str]:
     names = (item.name for item in resources.files("promptfed.presets").iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def preset_about(name: str) -> str:
+    """A preset's first comment."""
+    lines = resources.files("promptfed.presets").joinpath(f"{name}.toml").read_text().splitlines()
+    comment = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# "))
+    return " ".join(comment)
 
 
 def dump(table: Mapping[str, Any]) -> str:

@@ -25,6 +25,9 @@ def unknown(setting: str, value: str, known: Iterable[str]) -> UserError:
 def one_sentence(error: ValidationError, section: str = "") -> UserError:
     """The first complaint of a validation, with the setting's name, its value and what is wrong with it."""
     first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):  # raised by a validator of ours: a sentence already
+        return cause
     where = ".".join([*([section] if section else []), *(str(part) for part in first["loc"])])
     what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if first["type"] == "extra_forbidden":

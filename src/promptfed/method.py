@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
@@ -54,12 +55,19 @@ class Batch(NamedTuple):
         return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
 
     def half(self, which: Literal[0, 1]) -> Batch:
-        """The even or the odd samples; both halves are the whole batch where it has one sample only."""
+        """The even or the odd samples. A batch of one sample is both its halves."""
         if len(self.y) < 2:
             return self
-        cut = slice(which, None, 2)
-        weight = None if self.weight is None else self.weight[cut]
-        return self._replace(x=self.x[cut], y=self.y[cut], weight=weight, extra={k: v[cut] for k, v in self.extra.items()})
+        # In a padded batch the odd half may be all padding: then the even samples stand in for it.
+        lone = None if self.weight is None or which == 0 else self.weight[1::2].sum() == 0
+
+        def cut(v: Tensor) -> Tensor:
+            part = v[which::2]
+            return part if lone is None else torch.where(lone, v[: 2 * len(part) : 2], part)
+
+        weight = None if self.weight is None else cut(self.weight)
+        extra = {name: cut(v) for name, v in self.extra.items()}
+        return self._replace(x=cut(self.x), y=cut(self.y), weight=weight, extra=extra)
 
 
 @dataclass(frozen=True)
@@ -144,9 +152,7 @@ class Method(BaseModel):
 
     def sgd(self, lr: float | None = None) -> Optimizer:
         """The configured optimiser, at another learning rate if given."""
-        return Optimizer(
-            kind=self.optimizer, lr=lr or self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        return Optimizer(kind=self.optimizer, lr=lr or self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def phase(self, roles: tuple[str, ...] | None = None, lr: float | None = None, **settings: Any) -> Phase:
         """A phase on the given roles (default: all that this method trains)."""

@@ -1,11 +1,11 @@
 """A run's folder: what happened, and all that is needed to go on or to repeat it.
 
-    config.toml             the complete configuration
-    partition.json          who holds which samples
-    rounds.jsonl            one line a round
-    checkpoint.safetensors  the server's state behind the last completed round
-    clients/                what the clients remember
-    result.json             the numbers, once the run is done
+config.toml             the complete configuration
+partition.json          who holds which samples
+rounds.jsonl            one line a round
+checkpoint.safetensors  the server's state behind the last completed round
+clients/                what the clients remember
+result.json             the numbers, once the run is done
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +90,11 @@ class Folder:
         write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def close(self) -> None:
+        """Lets go of the folder, and of all trace of a run that did not come to begin."""
+        if not (self.path / "config.toml").exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
         self._lock.close()
 
 
@@ -162,7 +168,9 @@ def _stage(lines: Sequence[Line], stage: str) -> dict[str, Any] | None:
     }
     judged = [line for line in known if line[stage]["summary"]["val"] is not None]
     if judged:
-        found["chosen_on_validation"] = of(max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"])))
+        found["chosen_on_validation"] = of(
+            max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
+        )
     return found
 
 

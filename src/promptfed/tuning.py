@@ -38,7 +38,7 @@ class Tuning(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    roles: ClassVar[dict[str, str]] = {"head.": "head", "body.": "body"}
+    roles: ClassVar[dict[str, str]] = {"body.": "body", "head.": "head"}
     about: ClassVar[str] = ""
 
     def role(self, name: str) -> str:
@@ -155,7 +155,7 @@ class PixelPrompt(PrivatePrompt):
         return self.inner.features(model, params, batch._replace(x=batch.x + canvas), ctx)
 
     def canvas(self, model: Model, params: Params, noise: Tensor) -> Tensor:
-        """The prompt as an image (C, H, W), zero where it does not reach. noise (2,) in [0, 1) places a random patch."""
+        """The prompt as an image (C, H, W), zero elsewhere. noise (2,) in [0, 1) places a random patch."""
         channels, height, width = model.image
         p = self.prompt_size
         if self.prompt == "padding":

@@ -15,7 +15,13 @@ _NOTE = "promptfed"  # the one metadata key we write
 def pack(params: Params, note: dict[str, Any] | None = None) -> bytes:
     if not params and not note:
         return b""
-    tensors = {name: p.detach().cpu().contiguous() for name, p in params.items()}
+    tensors: Params = {}
+    seen: set[int] = set()
+    for name, p in params.items():
+        p = p.detach().cpu().contiguous()
+        at = p.untyped_storage().data_ptr()
+        tensors[name] = p.clone() if at in seen else p  # safetensors takes no two names for one memory
+        seen.add(at)
     return bytes(save(tensors, metadata={_NOTE: json.dumps(note or {}, sort_keys=True)}))
 
 

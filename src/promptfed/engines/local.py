@@ -83,9 +83,7 @@ class LocalClients:
         """Clients a request where each is little work: few requests, but enough of them to keep all hosts busy."""
         return max(self._block, min(64, -(-clients // (8 * self._count))))
 
-    def _ask(
-        self, blobs: Mapping[int, bytes], note: dict[str, Any], size: int
-    ) -> Iterator[tuple[list[int], Message]]:
+    def _ask(self, blobs: Mapping[int, bytes], note: dict[str, Any], size: int) -> Iterator[tuple[list[int], Message]]:
         """Asks for `size` clients at a time, the largest first so that no host is left with a long one at the end."""
         clients = sorted(blobs, key=lambda client: (-self._sizes[client], client))
         groups = [clients[i : i + size] for i in range(0, len(clients), size)]

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from typing import IO, Any
 
 from ..errors import UserError
@@ -66,10 +67,8 @@ class Worker:
 
     def _send(self, note: dict[str, Any], blobs: list[bytes]) -> None:
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it has died: read_frame() will find that out too, and say it
             write_frame(self._process.stdin, note, blobs)
-        except BrokenPipeError:  # it has died; read_frame() will find that out too, and say it
-            pass
 
     def close(self) -> None:
         self._process.terminate()  # nothing is lost: what a round has stored, it has stored whole
@@ -101,4 +100,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-

@@ -1,5 +1,6 @@
 """Methods by name: a base, and plug-ins behind `+` that wrap its tuning or fine-tune its result."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ def parse(name: str) -> tuple[type[Method], list[type[PrivatePrompt]], dict[str,
     """ "fedprox+pt+ft" -> (FedProx, [PixelPrompt], {"finetune_epochs": 5})"""
     head, *plugins = name.split("+")
     base, *own = ALIASES.get(head, head).split("+")
-    if base not in METHODS:
+    kind = _import(base) if ":" in base else METHODS.get(base)
+    if kind is None:
         raise unknown("method.name", base, [*METHODS, *ALIASES])
     prompts, settings = [], {}
     for plugin in own + plugins:
@@ -52,7 +54,19 @@ def parse(name: str) -> tuple[type[Method], list[type[PrivatePrompt]], dict[str,
             raise unknown(f'method.name = "{name}": plug-in', plugin, [*PROMPTS, *FINE_TUNED])
     if len(prompts) > 1:
         raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in PROMPTS)} may be given')
-    return METHODS[base], prompts, settings
+    return kind, prompts, settings
+
+
+def _import(name: str) -> type[Method]:
+    """ "my_module:MyMethod" -> the class"""
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f'method.name = "{name}" cannot be imported: {error}') from None
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise UserError(f'method.name = "{name}" is not a class derived from promptfed.Method')
+    return kind
 
 
 def fields(name: str) -> dict[str, FieldInfo]:
@@ -70,9 +84,8 @@ def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     allowed = fields(name)
     for key in given:
         if key not in allowed:
-            raise UserError(
-                f'method.{key} is not a setting of "{name}"{nearest(key, allowed)} (allowed: {", ".join(sorted(allowed))})'
-            )
+            known = ", ".join(sorted(allowed))
+            raise UserError(f'method.{key} is not a setting of "{name}"{nearest(key, allowed)} (allowed: {known})')
     try:
         tuning: Tuning = Full()
         for kind in prompts:
@@ -92,4 +105,13 @@ def settings(method: Method) -> dict[str, Any]:
     return found
 
 
-__all__ = ["ALIASES", "METHODS", "PROMPTS", "create", "fields", "parse", "settings"]
+def tunes(method: Method) -> str:
+    """What is trained, in words."""
+    words, tuning = [], method.tuning
+    while isinstance(tuning, PrivatePrompt):
+        words.append(tuning.about)
+        tuning = tuning.inner
+    return " + ".join([*words, tuning.about])
+
+
+__all__ = ["ALIASES", "METHODS", "PROMPTS", "create", "fields", "parse", "settings", "tunes"]

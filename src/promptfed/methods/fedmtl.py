@@ -47,6 +47,8 @@ class FedMtl(Method):
         for u in updates:
             tasks.update({f"task.{u.client}.{name}": p for name, p in u.up.items()})
         clients = {name.split(".")[1] for name in tasks}
-        models = [{name: tasks[f"task.{client}.{name}"] for name in updates[0].up} for client in sorted(clients, key=int)]
+        models = [
+            {name: tasks[f"task.{client}.{name}"] for name in updates[0].up} for client in sorted(clients, key=int)
+        ]
         mean = P.mean(models, [1.0] * len(models))
         return {**{f"mean.{name}": p for name, p in mean.items()}, **tasks}

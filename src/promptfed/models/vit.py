@@ -1,4 +1,4 @@
-"""A pre-norm vision transformer (Dosovitskiy et al., ICLR 2021), as a function of its weights, with a slot for tokens."""
+"""A pre-norm vision transformer (Dosovitskiy et al., ICLR 2021), a function of its weights, with a slot for tokens."""
 
 import math
 from dataclasses import dataclass

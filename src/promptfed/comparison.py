@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from . import config as C
 from . import record
-from .api import Result, execute
+from .api import Result, execute, undot, without_compare
 from .errors import UserError
 from .record import Busy, View
 
@@ -73,27 +73,51 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) ->
         for row in rows:
             if turn < len(row.seeds):
                 seed = row.seeds[turn]
-                settings = {**row.settings, "seed": seed, "partition": {"seed": split, **row.settings.get("partition", {})}}
+                settings = {
+                    **row.settings,
+                    "seed": seed,
+                    "partition": {"seed": split, **row.settings.get("partition", {})},
+                }
                 slug = re.sub(r"[^a-z0-9]+", "-", row.label.lower()).strip("-")
                 jobs.append(Job(row, seed, C.make(*common, settings), out / f"{slug}-seed{seed}"))
     return jobs
 
 
-def compare(jobs: Sequence[Job], watch: Callable[[Job], View | None] = lambda job: None) -> dict[str, list[Result]]:
-    """Runs what is not done yet; -> results by label. Runs held by another process are left to it."""
-    results: dict[str, list[Result]] = {job.row.label: [] for job in jobs}
-    for job in jobs:
-        done = finished(job)
-        if not done:
-            resume = (job.folder / "config.toml").exists()
-            if resume:
-                _same(job)
-            try:
-                done = execute(job.config, job.folder, resume, view=watch(job))
-            except Busy:
-                continue
-        results[job.row.label].append(done)
-    return {label: found for label, found in results.items() if found}
+def take(job: Job, view: View | None = None) -> Result | None:
+    """The job's result, made if it is not there yet. None if another process is making it."""
+    done = finished(job)
+    if done:
+        return done
+    resume = (job.folder / "config.toml").exists()
+    if resume:
+        _same(job)
+    try:
+        return execute(job.config, job.folder, resume, view=view)
+    except Busy:
+        return None
+
+
+def compare(
+    preset: str | Path | None = None,
+    *,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: str | Path,
+    **settings: Any,
+) -> dict[str, list[Result]]:
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`.
+
+    compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
+    """
+    source = C.read(preset) if preset else {}
+    common = [without_compare(source), undot(settings)]
+    results: dict[str, list[Result]] = {}
+    for job in plan(common, rows(source.get("compare", {}), methods, seeds), Path(out)):
+        done = take(job)
+        if done:
+            results.setdefault(job.row.label, []).append(done)
+    save(results, Path(out))
+    return results
 
 
 def finished(job: Job) -> Result | None:
@@ -159,7 +183,14 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         return f"{100 * spread['mean']:.1f}{wide}"
 
     scores = [percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local")]
-    return (row["label"], str(row["seeds"]), *scores, size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
+    return (
+        row["label"],
+        str(row["seeds"]),
+        *scores,
+        size(row["bytes"]),
+        count(row["passes"]),
+        count(row["adapt_passes"]),
+    )
 
 
 def size(n: float) -> str:

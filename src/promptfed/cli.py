@@ -1,0 +1,187 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import api, build, catalog, comparison, view
+from . import config as C
+from .errors import UserError, unknown
+
+app = typer.Typer(
+    help="Prompt-based federated learning over vision models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG.toml|PRESET] [key=value ...]", help="a file or preset, then settings"),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="the folder to write into (default: one below runs/)")]
+
+
+@app.command()
+def run(
+    words: Words = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
+) -> None:
+    """Train and evaluate one configuration."""
+    source, given = _split(words)
+    if resume:
+        config, folder = api.resumed(out, [*source, given])
+    else:
+        config = C.make(*(api.without_compare(table) for table in source), given)
+        folder = out or api.fresh(config)
+    with (
+        _interruptible(f"promptfed run --resume --out {folder}"),
+        view.Live(console, config.method.name, config.rounds) as live,
+    ):
+        result = api.execute(config, folder, resume, view=live)
+    console.print(view.outcome(result.numbers))
+    _draw_run(folder)
+
+
+@app.command()
+def compare(
+    words: Words = None,
+    methods: Annotated[
+        str, typer.Option("--methods", help="comma-separated; default: the file's [[compare.rows]]")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="comma-separated; default: the file's, or 0")] = "",
+    out: Out = None,
+) -> None:
+    """Run several methods and seeds on the same partition; the same command again goes on with what is not done."""
+    source, given = _split(words)
+    spec: dict[str, Any] = source[0].get("compare", {}) if source else {}
+    common = [*(api.without_compare(table) for table in source), given]
+    name = Path(words[0]).stem if words and "=" not in words[0] else "comparison"
+    folder = out or Path("runs") / name
+    rows = comparison.rows(spec, [m.strip() for m in methods.split(",") if m.strip()], _numbers("--seeds", seeds))
+    jobs = comparison.plan(common, rows, folder)
+    again = " ".join(["promptfed compare", *sys.argv[2:]])
+    with _interruptible(again):
+        results: dict[str, list[api.Result]] = {}
+        for job in jobs:
+            label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
+            with view.Live(console, label, job.config.rounds) as live:
+                done = comparison.take(job, live)
+            if done:
+                results.setdefault(job.row.label, []).append(done)
+    if not results:
+        raise UserError(f'--out = "{folder}": every run is held by another process')
+    console.print(view.comparison(comparison.save(results, folder)))
+    from .report import draw_comparison
+
+    pictures = draw_comparison(folder, results)
+    console.print(f"tables and pictures in {folder}: {', '.join(p.name for p in pictures)}", soft_wrap=True)
+
+
+@app.command()
+def partition(
+    words: Words = None,
+    out: Annotated[Path, typer.Option("--out", help="the picture to write")] = Path("partition.png"),
+    save: Annotated[Path | None, typer.Option("--save", help="also write the split, for partition.file")] = None,
+) -> None:
+    """Draw who would hold what, without training."""
+    from .data.heatmap import draw
+
+    source, given = _split(words)
+    config = C.make(*(api.without_compare(table) for table in source), given)
+    federation = build.split(config)
+    draw(federation, out)
+    if save:
+        federation.save(save)
+    table = Table(title=f"{federation.dataset.name}: {len(federation.sites)} clients", title_justify="left")
+    for header in ("client", "train", "validation", "test", "classes"):
+        table.add_column(header, justify="right" if header != "client" else "left")
+    counts = federation.label_counts()
+    for site, row in list(zip(federation.sites, counts, strict=True))[:20]:
+        table.add_row(site.name, str(len(site.train)), str(len(site.val)), str(len(site.test)), str((row > 0).sum()))
+    if len(federation.sites) > 20:
+        table.caption = f"and {len(federation.sites) - 20} more"
+    console.print(table)
+    console.print(f"picture: {out}", soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, datasets, backbones, partitions or presets")],
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show what there is."""
+    if what not in catalog.LISTS:
+        raise unknown("list", what, catalog.LISTS)
+    rows = catalog.LISTS[what]()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table()
+    for key in rows[0]:
+        if key != "settings":
+            table.add_column(key, overflow="fold", no_wrap=key == "name")
+    for row in rows:
+        table.add_row(*(str(value) for key, value in row.items() if key != "settings"))
+    console.print(table)
+    if what == "methods":
+        console.print(
+            "+pt and +st wrap any method in a private prompt, +ft fine-tunes its result: fedprox+pt, fedavg+ft."
+        )
+
+
+def _split(words: list[str] | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The file's or preset's tables, if the first word is one; and the settings."""
+    words = list(words or [])
+    source = [C.read(words.pop(0))] if words and "=" not in words[0] else []
+    return source, C.parse_assignments(words)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(f'{option} = "{text}" must be whole numbers with commas between them') from None
+
+
+def _draw_run(folder: Path) -> None:
+    from .report import draw_run  # matplotlib is slow to import, and not every command draws
+
+    pictures = draw_run(folder)
+    console.print(f"everything is in {folder}: result.json, {', '.join(p.name for p in pictures)}", soft_wrap=True)
+
+
+@contextmanager
+def _interruptible(again: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; all completed rounds are kept. Go on with:\n  {again}", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    warnings.showwarning = lambda message, *_, **__: Console(stderr=True).print(f"warning: {message}", style="yellow")
+    sys.path.insert(0, "")  # method=my_module:MyMethod, next to where the command is run
+    try:
+        app()
+    except UserError as error:
+        sys.exit(f"promptfed: {error}")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.exit("promptfed: no space left on the device; free some and resume, completed rounds are kept")

@@ -1,0 +1,293 @@
+"""check_method: what every method must hold, tried on a federation small enough for a unit test.
+
+from promptfed.testing import check_method
+check_method("my_module:MyMethod")
+"""
+
+from __future__ import annotations
+
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import config as C
+from . import methods, models
+from . import params as P
+from .client import train
+from .data import Dataset, Federation, Site
+from .engines.local import LocalClients
+from .host import Host, Message, read_message
+from .method import Method, State
+from .models import Model
+from .params import Params
+from .server import Line, Plan, run
+from .store import Store
+from .wire import unpack
+
+SIZES = (13, 7, 10, 1, 6)  # training samples: unequal, one client with a single one
+LONER, BLIND = 3, 4  # the client with one sample, the one without validation and test data
+
+
+def check_method(name: str, backbone: str = "cnn", **settings: Any) -> None:
+    """Runs all checks; an AssertionError says which one does not hold."""
+    short = {"epochs": 2, "batch_size": 4, "prompt_epochs": 1, "head_epochs": 1, "iterations": 12, "finetune_epochs": 1}
+    known = methods.fields(name)
+    short = {
+        key: value for key, value in short.items() if key in known and (key != "finetune_epochs" or known[key].default)
+    }
+    method = methods.create(name, {**short, **settings})
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(method, models.build(backbone, (3, 16, 16), 4, seed=5), tiny_federation(Path(folder)))
+        for check in CHECKS:
+            check(case)
+    check_settings(name, method)
+
+
+def tiny_federation(folder: Path, sizes: Sequence[int] = SIZES) -> Federation:
+    """Clients of unequal sizes: one with a single sample, one of a single class without test data."""
+    g = np.random.default_rng(7)
+    sites, labels, at = [], [], 0
+    for client, n in enumerate(sizes):
+        held = 0 if client == BLIND else 3
+        labels += [g.integers(0, 4, n + 2 * held) if client != BLIND else np.full(n, 2)]
+        index = np.arange(at, at + n + 2 * held)
+        at = index[-1] + 1
+        sites.append(Site(f"site {client}", index[:n], index[n : n + held], index[n + held :]))
+    y = np.concatenate(labels).astype(np.int64)
+    # A class is a patch of brightness: learnable, so that training moves something.
+    x = g.integers(0, 120, (len(y), 3, 16, 16))
+    for i, label in enumerate(y):
+        x[i, :, 4 * label : 4 * label + 4] += 120
+    data = Dataset.from_arrays(
+        "tiny", x.astype(np.uint8), y, ("a", "b", "c", "d"), mean=(0.5,) * 3, std=(0.5,) * 3, path=folder / "data"
+    )
+    return Federation(data, tuple(sites), {"name": "tiny"})
+
+
+@dataclass
+class Case:
+    method: Method
+    model: Model
+    federation: Federation
+    seed: int = 11
+
+    @property
+    def init(self) -> Params:
+        return self.method.tuning.init(self.model, self.seed)
+
+    @contextmanager
+    def clients(
+        self, block: int = 1, folder: Path | None = None, tap: Callable[[Message], None] | None = None
+    ) -> Iterator[tuple[LocalClients, Host]]:
+        with tempfile.TemporaryDirectory() as scratch:
+            store = Store(folder or Path(scratch))
+            device = torch.device("cpu")
+            host = Host(self.method, self.model, self.federation, store, self.seed, device, block)
+
+            def answer(note: dict[str, Any], blobs: list[bytes]) -> Message:
+                said = host.answer(note, blobs)
+                if tap:
+                    tap(said)
+                return said
+
+            sizes = {i: len(site.train) for i, site in enumerate(self.federation.sites)}
+            yield LocalClients(sizes, [answer], block), host
+            store.close()
+
+    def run(self, rounds: int = 2, fraction: float = 1.0, recorder: Memory | None = None, **where: Any) -> Memory:
+        recorder = recorder or Memory()
+        with self.clients(**where) as (clients, _):
+            plan = Plan(rounds, fraction, self.seed, after_local="all")
+            run(self.method, self.model, self.init, clients, plan, recorder)
+        return recorder
+
+
+@dataclass
+class Memory:
+    """A recorder that keeps everything at hand."""
+
+    lines: list[Line] = field(default_factory=list)
+    state: State | None = None
+
+    def restore(self) -> tuple[int, State] | None:
+        return (len(self.lines), self.state) if self.state is not None else None
+
+    def begin(self, round: int, clients: Sequence[int]) -> None: ...
+
+    def end(self, line: Line, state: State) -> None:
+        self.lines.append(line)
+        self.state = state
+
+    @property
+    def scores(self) -> list[Any]:
+        return [line["aggregated"] for line in self.lines]
+
+
+def equal(a: State | None, b: State | None) -> bool:
+    assert a is not None
+    assert b is not None
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def check_repeatable(case: Case) -> None:
+    """Same seed, same result, to the last bit."""
+    first, second = case.run(), case.run()
+    assert equal(first.state, second.state), "two runs with the same seed end with different parameters"
+    assert first.scores == second.scores, "two runs with the same seed score differently"
+
+
+def check_stacked(case: Case) -> None:
+    """Clients stacked in a block train as they do one by one."""
+    with case.clients() as (_, host):
+        work = [host.work(client, case.method.down(begun(case), client), 1) for client in range(len(SIZES))]
+        alone = [train(case.method, case.model, [w], case.method.phases(1), case.seed, 1)[0] for w in work]
+        stacked = train(case.method, case.model, work, case.method.phases(1), case.seed, 1)
+    for client, (a, b) in enumerate(zip(alone, stacked, strict=True)):
+        assert a.passes == b.passes
+        for name in a.params:
+            distance = float((a.params[name] - b.params[name]).abs().max())
+            assert distance <= 1e-5, f"client {client}: {name} differs by {distance:.1e} when clients are stacked"
+
+
+def begun(case: Case) -> State:
+    state = case.method.begin(case.model, case.init)
+    with case.clients() as (clients, _):
+        for client, hello in clients.enroll(clients.ids()).items():
+            state = case.method.admit(state, client, hello)
+    return state
+
+
+def check_private(case: Case) -> None:
+    """Only what is shared goes up, as many bytes as declared; no private value is found in anything a client says."""
+    said: list[Message] = []
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = case.run(folder=Path(folder), tap=said.append)
+        store = Store(Path(folder))
+        kept = [value for client in range(len(SIZES)) for value in private_values(store.get(client, before=99))]
+        store.close()
+    shared = set(case.method.shared(case.init))
+    if len(shared) < len(case.init):
+        assert kept, "the method keeps parameters private but remembers none"
+    blobs = [blob for _, parts in said for blob in parts]
+    for blob in blobs:
+        up, _ = read_message(blob)
+        assert set(up) <= shared, f"{set(up) - shared} went up"
+        for value in kept:
+            assert value not in blob, "a private value was found in a message"
+    notes = repr([note for note, _ in said])
+    assert "private" not in notes
+    for line in recorder.lines:
+        declared = P.numel(case.method.shared(case.init)) * line["bytes"]["clients"]
+        assert line["bytes"]["parameters_up"] == declared, "more or less goes up than the shared parameters"
+    sent = [unpack(blob)[0] for _, parts in said for blob in parts]
+    assert sum(map(P.nbytes, sent)) <= sum(map(len, blobs)) <= sum(map(P.nbytes, sent)) + 20_000 * len(blobs)
+
+
+def private_values(state: Params) -> list[bytes]:
+    """As bytes, those long enough not to occur by chance."""
+    values = (p.numpy().tobytes() for name, p in state.items() if name.startswith("private/"))
+    return [value for value in values if len(value) >= 16 and any(value)]
+
+
+def check_phases(case: Case) -> None:
+    """In each phase only the roles that it trains move, and those do; frozen weights stay."""
+    before = {name: p.clone() for name, p in case.model.weights.items()}
+    with case.clients() as (_, host):
+        work = host.work(0, case.method.down(begun(case), 0), 1)
+        for phase in case.method.tuning.schedule(case.method.phases(1)):
+            done = train(_Bare(case.method, phase), case.model, [work], (phase,), case.seed, 1)[0]
+            moved = {case.method.tuning.role(n) for n, p in done.params.items() if not torch.equal(p, work.params[n])}
+            assert moved == set(phase.train), f'phase "{phase.name}" trains {set(phase.train)} but moved {moved}'
+    assert equal(before, case.model.weights), "the model's own weights changed"
+
+
+def _Bare(method: Method, phase: Any) -> Method:
+    """The method with a schedule of its own, so that one phase can be run alone."""
+    tuning = method.tuning
+
+    class Alone(type(tuning)):  # type: ignore[misc]
+        def schedule(self, phases: Any) -> Any:
+            return (phase,)
+
+    return method.model_copy(update={"tuning": Alone.model_construct(**dict(tuning))})
+
+
+def check_resumed(case: Case) -> None:
+    """Stopped behind a round and started anew, the run ends as the uninterrupted one. Even if a round had been trained
+    but not recorded."""
+    whole = case.run(rounds=3, fraction=0.6)
+    with tempfile.TemporaryDirectory() as folder:
+        part = case.run(rounds=1, fraction=0.6, folder=Path(folder))
+        ahead = Memory(list(part.lines), part.state)
+        case.run(rounds=2, fraction=0.6, folder=Path(folder), recorder=ahead)  # trained, and then lost
+        resumed = case.run(rounds=3, fraction=0.6, folder=Path(folder), recorder=part)
+    assert equal(whole.state, resumed.state), "a resumed run ends with other parameters"
+    assert whole.scores == resumed.scores, "a resumed run scores differently"
+
+
+def check_newcomer(case: Case) -> None:
+    """A client that was not there at the start is admitted, served, trained and aggregated."""
+    method, state = case.method, begun(Case(case.method, case.model, shrunk(case.federation)))
+    newcomer = len(SIZES) - 1
+    with case.clients() as (clients, _):
+        state = method.admit(state, newcomer, clients.enroll([newcomer])[newcomer])
+        down = method.down(state, newcomer)
+        updates, _ = clients.train({newcomer: down}, 1, score=False)
+        state = method.aggregate(state, updates)
+        assert clients.evaluate({newcomer: method.down(state, newcomer)}, 1, pooled=True, after_local=False)
+    assert P.finite(state)
+
+
+def shrunk(federation: Federation) -> Federation:
+    return Federation(federation.dataset, federation.sites[:-1], federation.about)
+
+
+def check_odd_clients(case: Case) -> None:
+    """A client with one sample, one class or no test data is served like the others."""
+    line = case.run().lines[-1]
+    assert not line["left_out"], f"left out: {line['left_out']}"
+    rows = {row["client"]: row for row in line["aggregated"]["clients"]}
+    assert len(rows) == len(SIZES)
+    assert rows[BLIND]["accuracy"] is None
+    assert rows[LONER]["accuracy"] is not None
+    assert line["aggregated"]["summary"]["local"]["mean"] is not None
+
+
+def check_aggregation(case: Case) -> None:
+    """What the server makes does not depend on the order of updates beyond rounding, and stays finite."""
+    state = begun(case)
+    with case.clients() as (clients, _):
+        updates, _ = clients.train(
+            {client: case.method.down(state, client) for client in clients.ids()}, 1, score=False
+        )
+    forward, backward = case.method.aggregate(state, updates), case.method.aggregate(state, updates[::-1])
+    for name, p in forward.items():
+        torch.testing.assert_close(p, backward[name], rtol=1e-4, atol=1e-5)
+    assert P.finite(forward)
+
+
+def check_settings(name: str, method: Method) -> None:
+    """Hyper-parameters survive TOML."""
+    text = C.dump({"method": {"name": name, **methods.settings(method)}})
+    table = tomllib.loads(text)["method"]
+    assert methods.create(table.pop("name"), table) == method, "settings change when written to TOML and read back"
+
+
+CHECKS: tuple[Callable[[Case], None], ...] = (
+    check_repeatable,
+    check_stacked,
+    check_private,
+    check_phases,
+    check_resumed,
+    check_newcomer,
+    check_odd_clients,
+    check_aggregation,
+)
+__all__ = ["CHECKS", "Case", "Memory", "check_method", "tiny_federation"]
