@@ -390,7 +390,7 @@ def test_of_a_client_that_diverged_nothing_is_sent_or_remembered(tmp_path: Path)
     host = toy_host(method, tmp_path, (4, 5), block=2)
     broken = {name: p * float("nan") for name, p in MODEL.weights.items()}
     request = {"ask": "train", "clients": [0, 1], "blob": [0, 1], "round": 1, "score": False}
-    note, blobs = host.answer(request, [pack(broken), pack(MODEL.weights)])
+    note, blobs = host(request, [pack(broken), pack(MODEL.weights)])
     assert [("error" in one, one["n"]) for one in note["clients"]] == [(True, 4), (False, 5)]
     assert "non-finite" in note["clients"][0]["error"]
     assert blobs[0] == b""
@@ -508,3 +508,14 @@ def test_halves_are_the_even_and_the_odd_samples() -> None:
         assert half.extra["z"].tolist() == [50 + i for i in places]
         assert half.weight.tolist() == [0.0 if i == 4 else 1.0 for i in places]
     assert batch._replace(weight=None).half(1).weight is None
+
+
+def test_a_lone_sample_is_both_halves_of_a_padded_batch() -> None:
+    batch = Batch(
+        torch.arange(5), torch.arange(5), torch.tensor([1.0, 0, 0, 0, 0]), torch.zeros(2), {"z": torch.arange(5)}
+    )
+    for which in (0, 1):
+        half = batch.half(which)  # type: ignore[arg-type]
+        for values in (half.x, half.y, half.extra["z"]):
+            assert half.mean(values + 10.0).item() == 10
+        assert half.weight.sum().item() == 1

@@ -225,6 +225,15 @@ def test_moons_loss_by_hand() -> None:
     assert loss.item() == pytest.approx(cross_entropy(numbers(p), *arrays(samples(2, 1))) + 2 * term, rel=1e-5)
 
 
+def test_moons_reference_features_are_those_of_the_received_and_the_remembered_body() -> None:
+    method = create("moon")
+    now, down, memory = (near(MODEL.weights, seed) for seed in (1, 2, 3))
+    memory = {name: memory[name] for name in BODY}
+    found = method.prepare(MODEL, now, whole(), context(method, down, memory))
+    x, _ = arrays(samples(6, 1))
+    same(found, {"received": features(numbers(down), x), "previous": features(numbers(memory), x)})
+
+
 def test_moon_remembers_the_body_it_trained_last(tmp_path: Path) -> None:
     method = create("moon", {**COMMON, "epochs": 1})
     host = toy_host(method, tmp_path)
@@ -821,6 +830,35 @@ def test_mistakes_are_told_in_one_sentence_that_names_the_setting(
         create(name, given)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_method_of_ones_own_is_named_by_module_and_class() -> None:
+    name = "promptfed.methods.fedprox:FedProx"
+    assert create(name, {"mu": 0.3}) == create("fedprox", {"mu": 0.3})
+    assert create(f"{name}+pt+ft", {"prompt_size": 2}) == create("fedprox+pt+ft", {"prompt_size": 2})
+    assert methods.fields(name).keys() == methods.fields("fedprox").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Method", "cannot be imported: No module named 'no_such_module'"),
+        ("promptfed.method:Methud", "cannot be imported: .*Methud"),
+        ("promptfed.method:Batch", "is not a class derived from promptfed.Method"),
+        ("promptfed.method:annotations", "is not a class derived from promptfed.Method"),
+        (":Method", "cannot be imported"),
+        ("promptfed.method:", "cannot be imported"),
+    ],
+)
+def test_a_method_that_cannot_be_imported_is_a_user_error(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf'^method\.name = "{name}" {message}'):
+        create(name)
+
+
+def test_what_is_tuned_in_words() -> None:
+    assert methods.tunes(create("fedavg")) == "all weights"
+    assert methods.tunes(create("fedrep+pt+ft")) == "private pixel prompt + all weights"
+    assert methods.tunes(create("pfedpt-tokens")) == "private soft tokens + all weights"
 
 
 def test_phases_carry_the_methods_optimiser() -> None:

@@ -111,7 +111,8 @@ def test_locally_trained_models_of_long_ago_have_no_mean_of_the_last_ten_rounds(
 def test_communication_of_a_client_in_a_round() -> None:
     few = {"clients": 1, "up": 40, "down": 40, "parameters_up": 9, "parameters_down": 10}
     none = dict.fromkeys(few, 0)
-    found = result([line(1, 0.1), line(2, 0.1, bytes=few), line(3, 0.1, bytes=none)], {})["communication"]
+    lines = [line(1, 0.1), line(2, 0.1, bytes=few), line(3, 0.1, bytes=none), line(4, 0.1, bytes=none)]
+    found = result(lines, {})["communication"]
     assert found["client_rounds"] == 3
     assert found["total"] == {"up": 140, "down": 100, "parameters_up": 33, "parameters_down": 24}
     assert found["per_client_and_round"] == pytest.approx(
@@ -262,6 +263,17 @@ def test_a_folder_in_use_is_busy_until_it_is_closed(tmp_path: Path) -> None:
         Folder(tmp_path)
     first.close()
     Folder(tmp_path).close()
+
+
+def test_a_run_that_did_not_begin_leaves_no_trace_and_one_that_did_loses_nothing(tmp_path: Path) -> None:
+    Folder(tmp_path / "never").close()
+    assert list(tmp_path.iterdir()) == []
+    for content in ("config.toml", "something of the user's"):
+        path = tmp_path / content
+        folder = Folder(path)
+        (path / content).write_text("")
+        folder.close()
+        assert (path / content).exists()
 
 
 def test_a_folder_in_use_by_another_process_is_busy_and_free_once_that_is_gone(tmp_path: Path) -> None:

@@ -107,3 +107,10 @@ def test_pickled_and_cut_off_bytes_are_refused() -> None:
 def test_equal_content_is_equal_bytes() -> None:
     note = {"b": 1, "a": 2}
     assert pack(TENSORS, note) == pack(dict(TENSORS), dict(reversed(note.items())))
+
+
+def test_one_tensor_under_two_names_is_sent_under_both() -> None:
+    """FedMTL sends the mean twice to a client that has no model yet."""
+    w = torch.tensor([1.0, 2.0])
+    found, _ = unpack(pack({"own": w, "mean.own": w}))
+    assert found["own"].tolist() == found["mean.own"].tolist() == [1, 2]

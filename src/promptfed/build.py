@@ -73,7 +73,7 @@ def clients(parts: Parts, folder: Path) -> LocalClients:
         hosts = [Worker(description) for _ in range(count)]
     else:
         limit_threads(engine.threads, parts.device)
-        hosts = [_host(parts, folder / "clients").answer]
+        hosts = [_host(parts, folder / "clients")]
     return LocalClients(sizes, hosts, engine.block)
 
 

@@ -41,7 +41,10 @@ class Host:
         self.init = P.to(self.method.tuning.init(self.model, self.seed), self.device)
         self._pooled: Samples | None = None
 
-    def answer(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+    def close(self) -> None:
+        self.store.close()
+
+    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
         """One request for a block of clients. The only way in and out."""
         clients: list[int] = note["clients"]
         if note["ask"] == "enroll":

@@ -92,7 +92,7 @@ class Case:
             host = Host(self.method, self.model, self.federation, store, self.seed, device, block)
 
             def answer(note: dict[str, Any], blobs: list[bytes]) -> Message:
-                said = host.answer(note, blobs)
+                said = host(note, blobs)
                 if tap:
                     tap(said)
                 return said

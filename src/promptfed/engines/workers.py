@@ -90,7 +90,7 @@ def main() -> None:
                 from ..build import host_from  # here, so that an import error reaches the parent as an answer
 
                 host = host_from(first[0])
-            note, blobs = host.answer(*request)
+            note, blobs = host(*request)
         except UserError as error:
             note, blobs = {"user_error": str(error)}, []
         except Exception:

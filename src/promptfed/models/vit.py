@@ -1,7 +1,8 @@
-"""A pre-norm vision transformer (Dosovitskiy et al., ICLR 2021), a function of its weights, with a slot for tokens."""
+"""A pre-norm vision transformer (Dosovitskiy et al., ICLR 2021), a function of its weights, with slots for tokens."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +11,14 @@ from torch.nn import functional as F
 from ..errors import UserError
 from ..params import Params
 from ..seeding import torch_rng
-from .base import Model, batched, dense, normal
+from .base import Model, dense, normal
+from .transformer import Activation, attend, block_weights, complete, layer_norm, norm_weights, project
+
+# Prompts by the layer (0, 1, ...) that they enter: (T, width) for all samples, or (B, T, width), one for each.
+Prompts = Mapping[int, Tensor]
+# What a layer's prompts do to those of earlier layers. deep: take their place (VPT-deep; Jia et al., ECCV 2022).
+# stay: come in addition, and the sequence grows (SGPT). With prompts at layer 0 only (VPT-shallow) both are the same.
+Mode = Literal["deep", "stay"]
 
 
 @dataclass
@@ -18,48 +26,57 @@ class ViT(Model):
     patch: int = 4
     depth: int = 8
     heads: int = 8
+    eps: float = 1e-6
+    activation: Activation = "gelu"
+    at: str = "body"  # where the names of its weights begin
 
-    def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        h = self.embed(weights, x)
-        if tokens is not None:  # (B, 1 + T + patches, width)
-            h = torch.cat([h[:, :1], tokens.expand(len(h), -1, -1), h[:, 1:]], dim=1)
-        for i in range(self.depth):
-            h = self.block(weights, f"body.blocks.{i}", h)
-        return _layer_norm(weights, "body.norm", h[:, 0])
+    def features(
+        self, weights: Params, x: Tensor, tokens: Tensor | Prompts | None = None, mode: Mode = "deep"
+    ) -> Tensor:
+        """x (B, C, H, W) -> cls behind the last norm (B, width). A tensor of tokens enters at layer 0."""
+        prompts = {0: tokens} if isinstance(tokens, Tensor) else tokens
+        return self.norm(weights, self.encode(weights, self.embed(weights, x), prompts, mode)[:, 0])
 
     def embed(self, weights: Params, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + patches, width): cls and patches with their positions."""
-        h = F.conv2d(x, weights["body.patch.weight"], weights["body.patch.bias"], stride=self.patch)
+        at = self.at
+        h = F.conv2d(x, weights[f"{at}.patch.weight"], weights.get(f"{at}.patch.bias"), stride=self.patch)
         h = h.flatten(2).transpose(1, 2)
-        cls = weights["body.cls"].expand(len(h), 1, -1)
-        return torch.cat([cls, h], dim=1) + weights["body.position"]
+        cls = weights[f"{at}.cls"].expand(len(h), 1, -1)
+        return torch.cat([cls, h], dim=1) + weights[f"{at}.position"]
+
+    def encode(
+        self,
+        weights: Params,
+        h: Tensor,
+        prompts: Prompts | None = None,
+        mode: Mode = "deep",
+        *,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Tensor:
+        """The input of layer `start` -> the input of layer `stop` (default: the last layer's output).
+
+        h (B, 1 + T + patches, width) has cls first, then the prompts that entered before, the latest ones in front,
+        then the patches. Prompts of layers outside start..stop are not looked at, so that a pass may be cut anywhere:
+        encode(stop=4) of frozen values once, encode(start=4) of them as often as needed, [:, 0] in between to read cls.
+        """
+        patches = (self.image[1] // self.patch) * (self.image[2] // self.patch)
+        for i in range(start, self.depth if stop is None else stop):
+            if prompts is not None and i in prompts:
+                behind = h[:, 1:] if mode == "stay" else h[:, -patches:]
+                h = torch.cat([h[:, :1], prompts[i].expand(len(h), -1, -1), behind], dim=1)
+            if i == 0 and f"{self.at}.norm_pre.weight" in weights:  # CLIP's; it sees the prompts of layer 0 (MaPLe)
+                h = layer_norm(weights, f"{self.at}.norm_pre", h, self.eps)
+            h = self.block(weights, f"{self.at}.blocks.{i}", h)
+        return h
+
+    def norm(self, weights: Params, h: Tensor) -> Tensor:
+        return layer_norm(weights, f"{self.at}.norm", h, self.eps)
 
     def block(self, weights: Params, at: str, h: Tensor) -> Tensor:
-        h = h + self.attention(weights, at, _layer_norm(weights, f"{at}.norm1", h))
-        m = _linear(weights, f"{at}.mlp.in", _layer_norm(weights, f"{at}.norm2", h))
-        return h + _linear(weights, f"{at}.mlp.out", F.gelu(m))
-
-    def attention(self, weights: Params, at: str, h: Tensor) -> Tensor:
-        b, t, width = h.shape
-        qkv = _linear(weights, f"{at}.qkv", h).reshape(b, t, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, T, width / heads)
-        return _linear(weights, f"{at}.proj", attend(q, k, v).transpose(1, 2).reshape(b, t, width))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention. The fused kernel has no vmap rule on a CPU, so stacked clients take the written-out form."""
-    if batched(q, k, v):
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        return scores.softmax(-1) @ v
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def _linear(weights: Params, at: str, h: Tensor) -> Tensor:
-    return F.linear(h, weights[f"{at}.weight"], weights[f"{at}.bias"])
-
-
-def _layer_norm(weights: Params, at: str, h: Tensor) -> Tensor:
-    return F.layer_norm(h, h.shape[-1:], weights[f"{at}.weight"], weights[f"{at}.bias"], eps=1e-6)
+        mixed = attend(*project(weights, at, h, self.heads, self.eps))
+        return complete(weights, at, h, mixed, self.eps, self.activation)
 
 
 def vit(
@@ -74,32 +91,34 @@ def vit(
     patch: int = 4,
     mlp_ratio: int = 2,
 ) -> ViT:
-    channels, height, columns = image
+    check_patches(name, image, patch)
+    g = torch_rng(seed, "vit")
+    weights = vit_weights(g, "body", image, patch, depth, width, mlp_ratio * width)
+    weights |= head_weights(g, classes, width)
+    return ViT(name, image, classes, weights, width, patch=patch, depth=depth, heads=heads)
+
+
+def check_patches(name: str, image: tuple[int, int, int], patch: int) -> None:
+    _, height, columns = image
     if height % patch or columns % patch:
         raise UserError(
             f'dataset.size: backbone "{name}" needs image sides that are multiples of {patch}, got {height}x{columns}'
         )
-    g = torch_rng(seed, "vit")
+
+
+def vit_weights(
+    g: torch.Generator, at: str, image: tuple[int, int, int], patch: int, depth: int, width: int, hidden: int
+) -> Params:
+    """Fresh weights of everything but the head."""
+    channels, height, columns = image
     weights: Params = {
-        "body.cls": normal(g, 1, 1, width),
-        "body.position": normal(g, 1, 1 + (height // patch) * (columns // patch), width),
+        f"{at}.cls": normal(g, 1, 1, width),
+        f"{at}.position": normal(g, 1, 1 + (height // patch) * (columns // patch), width),
     }
-    weights["body.patch.weight"], weights["body.patch.bias"] = dense(g, width, channels, patch, patch)
+    weights[f"{at}.patch.weight"], weights[f"{at}.patch.bias"] = dense(g, width, channels, patch, patch)
+    return weights | block_weights(g, f"{at}.blocks", depth, width, hidden) | norm_weights(f"{at}.norm", width)
 
-    def linear(at: str, outputs: int, inputs: int) -> None:
-        weights[f"{at}.weight"], weights[f"{at}.bias"] = dense(g, outputs, inputs)
 
-    def layer_norm(at: str) -> None:
-        weights[f"{at}.weight"], weights[f"{at}.bias"] = torch.ones(width), torch.zeros(width)
-
-    for i in range(depth):
-        at = f"body.blocks.{i}"
-        layer_norm(f"{at}.norm1")
-        linear(f"{at}.qkv", 3 * width, width)
-        linear(f"{at}.proj", width, width)
-        layer_norm(f"{at}.norm2")
-        linear(f"{at}.mlp.in", mlp_ratio * width, width)
-        linear(f"{at}.mlp.out", width, mlp_ratio * width)
-    layer_norm("body.norm")
-    linear("head", classes, width)
-    return ViT(name, image, classes, weights, width, patch=patch, depth=depth, heads=heads)
+def head_weights(g: torch.Generator, classes: int, width: int) -> Params:
+    weight, bias = dense(g, classes, width)
+    return {"head.weight": weight, "head.bias": bias}

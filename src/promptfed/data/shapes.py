@@ -1,0 +1,449 @@
+"""`shapes`: small drawn pictures with captions, made from a seed.
+
+One shape a picture, in a colour, texture, size, place and angle, drawn in one of several styles; the label is the shape
+and the domain is the style. The same seed gives the same bytes on every machine: positions, pixels and noise come from
+elementwise arithmetic that IEEE 754 rounds alike everywhere, never from sums, matrix products or libm.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Self
+
+import numpy as np
+
+SIZE = 32  # pixels a side
+COUNT = 9600  # pictures of the dataset: 75 of each shape in each style
+
+SHAPES = (
+    "circle", "oval", "ring", "moon", "square", "rectangle", "triangle", "pentagon",
+    "hexagon", "star", "cross", "heart", "drop", "arrow", "house", "bolt",
+)  # fmt: skip
+COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink", "brown", "grey")
+TEXTURES = ("plain", "striped", "dotted", "checkered")
+SIZES = ("small", "medium", "large")
+PLACES = (
+    "upper left", "top", "upper right",
+    "left", "centre", "right",
+    "lower left", "bottom", "lower right",
+)  # fmt: skip
+STYLES = ("clean", "outline", "noisy", "blurred", "neon", "sketch", "inverted", "stippled")
+ATTRIBUTES = ("shape", "colour", "texture", "size", "place", "style")
+
+# What clip-mini never saw in its pre-training.
+UNSEEN_STYLES = ("sketch", "inverted", "stippled")
+SEEN_STYLES = tuple(style for style in STYLES if style not in UNSEEN_STYLES)
+
+_RGB = np.array(
+    [
+        (0.85, 0.12, 0.12), (0.96, 0.52, 0.08), (0.93, 0.84, 0.12), (0.15, 0.62, 0.18), (0.05, 0.62, 0.62),
+        (0.14, 0.26, 0.86), (0.52, 0.14, 0.70), (0.96, 0.48, 0.72), (0.48, 0.28, 0.12), (0.50, 0.50, 0.50),
+    ],
+    dtype=np.float32,
+)  # fmt: skip
+_RADII = np.array([(4.6, 6.0), (6.5, 8.5), (9.5, 12.0)])  # pixels, by size
+_TILT = 35.0  # degrees to either side
+_CHUNK = 256  # pictures drawn at once: their layers fit into a CPU's cache
+_STROKES = 2  # distractor strokes a picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenes:
+    """What N pictures show. Attributes are indices into the tuples above."""
+
+    shape: np.ndarray  # int64 (N,)
+    colour: np.ndarray
+    texture: np.ndarray
+    size: np.ndarray
+    place: np.ndarray
+    style: np.ndarray
+    x: np.ndarray  # float64 (N,), centre in pixels
+    y: np.ndarray
+    radius: np.ndarray  # pixels
+    tilt: np.ndarray  # degrees
+    squeeze: np.ndarray  # height over width
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+    @property
+    def attributes(self) -> np.ndarray:
+        """int64 (N, 6), in the order of ATTRIBUTES."""
+        return np.stack([getattr(self, name) for name in ATTRIBUTES], axis=1)
+
+    def take(self, chosen: np.ndarray) -> Self:
+        return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+
+def unseen(shape: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Whether clip-mini's pre-training left out a shape in a colour: two of the ten colours of each shape."""
+    return (3 * shape + colour) % 5 == 0
+
+
+def sample(count: int, seed: int, styles: Iterable[str] = STYLES) -> Scenes:
+    """Random scenes with equally many of each shape in each of these styles, in random order."""
+    rng = np.random.default_rng([seed, 0])
+    chosen = np.array([STYLES.index(style) for style in styles])
+    cell = np.arange(count) % (len(SHAPES) * len(chosen))
+    cell = cell[rng.permutation(count)]
+    size, place = (rng.integers(len(names), size=count) for names in (SIZES, PLACES))
+    low, high = _RADII[size].T
+    radius = low + (high - low) * rng.random(count)
+    room = SIZE / 2 - 0.8 * radius  # how far the centre may move: a shape's tip may touch the border
+    column, row = place % 3 - 1, place // 3 - 1
+    return Scenes(
+        shape=cell % len(SHAPES),
+        colour=rng.integers(len(COLOURS), size=count),
+        texture=rng.integers(len(TEXTURES), size=count),
+        size=size,
+        place=place,
+        style=chosen[cell // len(SHAPES)],
+        x=SIZE / 2 + room * (0.7 * column + 0.4 * (rng.random(count) - 0.5)),
+        y=SIZE / 2 + room * (0.7 * row + 0.4 * (rng.random(count) - 0.5)),
+        radius=radius,
+        tilt=_TILT * (2 * rng.random(count) - 1),
+        squeeze=0.85 + 0.3 * rng.random(count),
+    )
+
+
+def draw(scenes: Scenes, seed: int) -> np.ndarray:
+    """uint8 (N, 3, 32, 32)."""
+    rng = np.random.default_rng([seed, 1])
+    pictures = np.empty((len(scenes), 3, SIZE, SIZE), dtype=np.uint8)
+    for index, style in enumerate(STYLES):
+        members = np.flatnonzero(scenes.style == index)
+        for start in range(0, len(members), _CHUNK):
+            part = members[start : start + _CHUNK]
+            layers = _layers(scenes.take(part), rng, wobble=1.3 if style == "sketch" else 0.0)
+            pixels = _PAINTERS[style](layers, rng)  # float32 (B, 3, 32, 32)
+            pictures[part] = np.floor(pixels.clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    return pictures
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """What the styles are mixed from; B pictures."""
+
+    distance: np.ndarray  # float32 (B, 32, 32), pixels to the shape's edge, negative inside
+    pattern: np.ndarray  # float32 (B, 32, 32), 1 where the texture leaves the ink darker
+    hatching: np.ndarray  # float32 (B, 32, 32), 1 on a pencil's parallel strokes
+    clutter: np.ndarray  # float32 (B, 32, 32), coverage by strokes that mean nothing
+    ink: np.ndarray  # float32 (B, 3, 1, 1)
+    paper: np.ndarray  # float32 (B, 3, 32, 32)
+    dirt: np.ndarray  # float32 (B, 3, 1, 1), the strokes' colour
+
+
+def _layers(scenes: Scenes, rng: np.random.Generator, wobble: float) -> _Layers:
+    n = len(scenes)
+    # pixel centres, the shape's own centre being the origin: (B, 32, 32)
+    grid = np.arange(SIZE, dtype=np.float32) + np.float32(0.5)
+    dx = _pixels(grid[None, None, :] - _column(scenes.x), n)
+    dy = _pixels(grid[None, :, None] - _column(scenes.y), n)
+    if wobble:
+        dx, dy = dx + wobble * _smooth(n, rng), dy + wobble * _smooth(n, rng)
+    cosine, sine = (_column(part) for part in _turn(scenes.tilt))
+    u, v = cosine * dx + sine * dy, cosine * dy - sine * dx
+    radius = _column(scenes.radius)
+    distance = _lookup(scenes.shape, u / radius, v / (radius * _column(scenes.squeeze))) * radius
+
+    shade = _uniform(rng, 0.75, 1.0, n)
+    dark = rng.random(n) < 0.3
+    paper = np.where(dark, shade - np.float32(0.72), shade)[:, None, None, None] + _uniform(
+        rng, -0.06, 0.06, n, 3, 1, 1
+    )
+    slope = _uniform(rng, -0.008, 0.008, n, 2)
+    light = (
+        slope[:, :1, None] * (grid - SIZE / 2)[None, None, :] + slope[:, 1:, None] * (grid - SIZE / 2)[None, :, None]
+    )
+    return _Layers(
+        distance=distance,
+        pattern=_pattern(scenes.texture, u, v),
+        hatching=(((u + 2 * v) / 5) % 1 < 0.42).astype(np.float32),
+        clutter=_clutter(n, grid, rng),
+        ink=_RGB[scenes.colour][:, :, None, None] + _uniform(rng, -0.07, 0.07, n, 3, 1, 1),
+        paper=paper + light[:, None].astype(np.float32),
+        dirt=_RGB[rng.integers(len(COLOURS), size=n)][:, :, None, None],
+    )
+
+
+def _uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> np.ndarray:
+    return np.float32(low) + np.float32(high - low) * rng.random(shape, dtype=np.float32)
+
+
+def _column(values: np.ndarray) -> np.ndarray:
+    """(B,) -> float32 (B, 1, 1)."""
+    return values.astype(np.float32)[:, None, None]
+
+
+def _pixels(values: np.ndarray, n: int) -> np.ndarray:
+    return np.broadcast_to(values, (n, SIZE, SIZE))
+
+
+def _smooth(n: int, rng: np.random.Generator) -> np.ndarray:
+    """A slowly changing field in -1..1: float32 (n, 32, 32), bilinear between 5 x 5 random values."""
+    knots = _uniform(rng, -1, 1, n, 5, 5)
+    at = np.arange(SIZE, dtype=np.float32) / np.float32(SIZE / 4)
+    low = at.astype(np.int64)
+    part = at - low
+    rows = knots[:, low] * (1 - part)[None, :, None] + knots[:, low + 1] * part[None, :, None]
+    return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
+
+
+def _turn(degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine by their series, which unlike libm's are the same on every machine; good to 1e-6 below 90."""
+    a = degrees * 0.017453292519943295
+    b = a * a
+    cosine = 1 - b / 2 * (1 - b / 12 * (1 - b / 30 * (1 - b / 56 * (1 - b / 90))))
+    sine = a * (1 - b / 6 * (1 - b / 20 * (1 - b / 42 * (1 - b / 72))))
+    return cosine, sine
+
+
+def _pattern(texture: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """float32 (B, 32, 32); u and v are the shape's own coordinates in pixels."""
+    striped = v / 4 % 1 < 0.5
+    column, row = u / 3 % 1 < 0.5, v / 3 % 1 < 0.5
+    pattern = np.zeros(u.shape, dtype=np.float32)
+    for name, where in (("striped", striped), ("dotted", column & row), ("checkered", column ^ row)):
+        members = texture == TEXTURES.index(name)
+        pattern[members] = where[members]
+    return pattern
+
+
+def _clutter(n: int, grid: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Coverage by thin straight strokes anywhere: float32 (n, 32, 32)."""
+    cover = np.zeros((n, SIZE, SIZE), dtype=np.float32)
+    for _ in range(_STROKES):
+        x, y, dx, dy = (_uniform(rng, low, high, n, 1, 1) for low, high in ((0, SIZE), (0, SIZE), (-9, 9), (-9, 9)))
+        px, py = grid[None, None, :] - x, grid[None, :, None] - y
+        along = ((px * dx + py * dy) / (dx * dx + dy * dy + np.float32(1e-3))).clip(0, 1)
+        gap = np.sqrt((px - along * dx) ** 2 + (py - along * dy) ** 2)
+        cover = np.maximum(cover, (np.float32(1.1) - gap).clip(0, 1))
+    return cover
+
+
+def _mix(below: np.ndarray, above: np.ndarray, cover: np.ndarray) -> np.ndarray:
+    """Paint `above` with this coverage (B, 32, 32) over `below` (B, 3, 32, 32)."""
+    return below + (above - below) * cover[:, None]
+
+
+def _inside(layers: _Layers) -> np.ndarray:
+    return (np.float32(0.5) - layers.distance).clip(0, 1)
+
+
+def _line(layers: _Layers, width: float) -> np.ndarray:
+    return (np.float32(0.5 + width / 2) - np.abs(layers.distance)).clip(0, 1)
+
+
+def _clean(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    paper = _mix(layers.paper, layers.dirt, np.float32(0.7) * layers.clutter)
+    filled = layers.ink * (1 - np.float32(0.5) * layers.pattern[:, None])
+    return _mix(paper, filled, _inside(layers))
+
+
+def _outline(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    paper = _mix(layers.paper, layers.dirt, np.float32(0.7) * layers.clutter)
+    tinted = _mix(paper, layers.ink, np.float32(0.3) * layers.pattern * _inside(layers))
+    return _mix(tinted, layers.ink, _line(layers, 1.2))
+
+
+def _noisy(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    clean = _clean(layers, rng)
+    grain = rng.random(clean.shape, dtype=np.float32) + rng.random(clean.shape, dtype=np.float32) - 1  # triangular
+    lost = rng.random((len(clean), 1, SIZE, SIZE), dtype=np.float32)
+    noisy = clean + np.float32(0.5) * grain
+    return np.where(lost < 0.03, np.float32(0), np.where(lost > 0.97, np.float32(1), noisy))
+
+
+def _blurred(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    picture = _clean(layers, rng)
+    for _ in range(3):
+        for axis in (2, 3):
+            edge = np.concatenate([picture.take([0], axis), picture, picture.take([-1], axis)], axis)
+            a, b, c = (edge.take(range(i, i + SIZE), axis) for i in range(3))
+            picture = (a + b + b + c) / 4
+    return np.float32(0.5) + (picture - np.float32(0.5)) * np.float32(0.7)
+
+
+def _neon(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    gap = np.abs(layers.distance)
+    glow = 1 / (1 + gap * gap / np.float32(2.5))
+    core = (np.float32(1.0) - gap).clip(0, 1)
+    night = np.float32(0.12) * layers.paper
+    night = night + np.float32(0.35) * layers.dirt * layers.clutter[:, None]
+    return night + np.float32(0.8) * layers.ink * glow[:, None] + np.float32(0.45) * core[:, None]
+
+
+def _sketch(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    paper = np.float32(0.93) + _uniform(rng, -0.05, 0.05, len(layers.ink), 1, SIZE, SIZE)
+    pencil = np.float32(0.35) * layers.ink + np.float32(0.12)
+    second = (np.float32(0.9) - np.abs(layers.distance + np.float32(1.6))).clip(0, 1)  # drawn twice, not quite alike
+    rough = _uniform(rng, 0.45, 1.0, *layers.distance.shape)
+    cover = np.maximum(np.float32(0.55) * layers.hatching * _inside(layers), np.float32(0.5) * second)
+    cover = np.maximum(cover, np.maximum(_line(layers, 0.9), np.float32(0.6) * layers.clutter))
+    return _mix(paper, pencil, cover * rough)
+
+
+def _inverted(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    return 1 - _clean(layers, rng)
+
+
+def _stippled(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
+    inside = _inside(layers)
+    density = np.float32(0.04) + np.float32(0.7) * inside + np.float32(0.3) * layers.clutter * (1 - inside)
+    dots = (rng.random(density.shape, dtype=np.float32) < density).astype(np.float32)
+    stray = np.float32(0.25) * layers.ink + np.float32(0.2)
+    paper = np.full_like(layers.paper, np.float32(0.96))
+    return _mix(paper, np.where(inside[:, None] > 0.5, layers.ink, stray), dots)
+
+
+_PAINTERS: dict[str, Callable[[_Layers, np.random.Generator], np.ndarray]] = {
+    "clean": _clean,
+    "outline": _outline,
+    "noisy": _noisy,
+    "blurred": _blurred,
+    "neon": _neon,
+    "sketch": _sketch,
+    "inverted": _inverted,
+    "stippled": _stippled,
+}
+
+_CELLS = 256  # of a shape's table, a side
+_REACH = 1.6  # the table covers -1.6..1.6; a shape lies within the unit circle
+
+
+def _lookup(shape: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Signed distance in radii at (u, v), from the nearest cell of the shape's table: float32 (B, 32, 32)."""
+    scale = np.float32(_CELLS / (2 * _REACH))
+    column, row = (((w + np.float32(_REACH)) * scale).clip(0, _CELLS - 1).astype(np.int64) for w in (u, v))
+    return _tables()[shape[:, None, None], row, column]
+
+
+@cache
+def _tables() -> np.ndarray:
+    """Signed distances of all shapes, negative inside: float32 (shapes, 256, 256)."""
+    centres = (np.arange(_CELLS) + 0.5) * (2 * _REACH / _CELLS) - _REACH
+    x, y = np.broadcast_arrays(centres[None, :], centres[:, None])
+    outlines = _outlines()
+    circle = _signed(outlines["circle"], x, y)
+    made = {
+        "ring": np.abs(circle + 0.24) - 0.24,
+        "moon": np.maximum(circle, -_signed([(0.45 + 0.85 * a, 0.85 * b) for a, b in outlines["circle"]], x, y)),
+    }
+    tables = [made[name] if name in made else _signed(outlines[name], x, y) for name in SHAPES]
+    return np.stack(tables).astype(np.float32)
+
+
+Points = list[tuple[float, float]]
+
+
+def _outlines() -> dict[str, Points]:
+    """Polygons within the unit circle, y pointing down."""
+    circle = [_polar(360 * i / 64) for i in range(64)]
+    # A heart's halves and a drop's belly are arcs that run on into a tip.
+    lobe = [(0.46 + 0.5 * x, -0.34 + 0.5 * y) for x, y in (_polar(angle) for angle in range(-66, 121, 6))]
+    heart = [*lobe, (0.0, 0.92), *((-x, y) for x, y in reversed(lobe))]
+    belly = [(0.62 * x, 0.36 + 0.62 * y) for x, y in (_polar(angle) for angle in range(60, 301, 10))]
+    return {
+        "circle": circle,
+        "oval": [(x, 0.56 * y) for x, y in circle],
+        "square": [(-0.78, -0.78), (0.78, -0.78), (0.78, 0.78), (-0.78, 0.78)],
+        "rectangle": [(-0.95, -0.5), (0.95, -0.5), (0.95, 0.5), (-0.95, 0.5)],
+        "triangle": [_polar(120 * i) for i in range(3)],
+        "pentagon": [_polar(72 * i) for i in range(5)],
+        "hexagon": [_polar(60 * i) for i in range(6)],
+        "star": [_polar(36 * i, 0.42 if i % 2 else 1.0) for i in range(10)],
+        "cross": [
+            (-0.3, -0.95), (0.3, -0.95), (0.3, -0.3), (0.95, -0.3), (0.95, 0.3), (0.3, 0.3),
+            (0.3, 0.95), (-0.3, 0.95), (-0.3, 0.3), (-0.95, 0.3), (-0.95, -0.3), (-0.3, -0.3),
+        ],
+        "heart": heart,
+        "drop": [(0.0, -1.0), *belly],
+        "arrow": [
+            (-0.95, -0.24), (0.1, -0.24), (0.1, -0.72), (0.98, 0.0), (0.1, 0.72), (0.1, 0.24), (-0.95, 0.24),
+        ],
+        "house": [(0.0, -0.98), (0.85, -0.2), (0.62, -0.2), (0.62, 0.8), (-0.62, 0.8), (-0.62, -0.2), (-0.85, -0.2)],
+        "bolt": [(0.25, -1.0), (-0.6, 0.15), (-0.08, 0.15), (-0.3, 1.0), (0.6, -0.25), (0.08, -0.25), (0.55, -1.0)],
+    }  # fmt: skip
+
+
+def _polar(degrees: float, radius: float = 1.0) -> tuple[float, float]:
+    """A point on a circle; 0 degrees is up, 90 to the right."""
+    quarter, rest = divmod(degrees, 90)
+    cosine, sine = (float(part) for part in _turn(np.array(rest)))
+    for _ in range(int(quarter) % 4):
+        cosine, sine = -sine, cosine
+    return radius * sine, -radius * cosine
+
+
+def _signed(points: Points, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Distance to a polygon, negative inside (even-odd rule)."""
+    nearest = np.full(x.shape, np.inf)
+    inside = np.zeros(x.shape, dtype=bool)
+    for (ax, ay), (bx, by) in zip(points, points[1:] + points[:1], strict=True):
+        ex, ey = bx - ax, by - ay
+        along = (((x - ax) * ex + (y - ay) * ey) / (ex * ex + ey * ey)).clip(0, 1)
+        nearest = np.minimum(nearest, (x - ax - along * ex) ** 2 + (y - ay - along * ey) ** 2)
+        if ay != by:
+            inside ^= ((ay > y) != (by > y)) & (x < ax + (y - ay) * (ex / ey))
+    return np.where(inside, -1.0, 1.0) * np.sqrt(nearest)
+
+
+_LEADS = ("a photo of {}", "a picture of {}", "an image of {}", "a drawing of {}", "{}")
+_WHERE = {
+    "top": ("at the top",), "bottom": ("at the bottom",), "left": ("on the left",), "right": ("on the right",),
+    "centre": ("in the centre", "in the middle"),
+}  # fmt: skip
+_HOW = {
+    "clean": ("drawn cleanly", "in flat colours"),
+    "outline": ("drawn as an outline", "in thin lines"),
+    "noisy": ("with a lot of noise", "in a noisy picture"),
+    "blurred": ("out of focus", "in a blurred picture"),
+    "neon": ("as a neon light", "glowing in the dark"),
+    "sketch": ("drawn as a sketch", "in pencil"),
+    "inverted": ("in inverted colours", "as a negative"),
+    "stippled": ("drawn in dots", "as a stippled print"),
+}
+
+
+def captions(scenes: Scenes, seed: int, mentioned: np.ndarray | None = None) -> list[str]:
+    """A sentence for each scene that names the attributes marked in `mentioned`, bool (N, 6); none: all of them.
+
+    "plain" and "medium" are what is left unsaid: a scene without a texture or of medium size has no word for it. The
+    shape is always named.
+    """
+    rng = np.random.default_rng([seed, 2])
+    told = np.ones((len(scenes), len(ATTRIBUTES)), dtype=bool) if mentioned is None else mentioned
+    draws = rng.random((len(scenes), 4))
+    return [
+        _caption(row, mask, wording)
+        for row, mask, wording in zip(scenes.attributes.tolist(), told.tolist(), draws.tolist(), strict=True)
+    ]
+
+
+def _caption(row: list[int], mask: list[bool], wording: list[float]) -> str:
+    shape, colour, texture, size, place, style = row
+    _, tell_colour, tell_texture, tell_size, tell_place, tell_style = mask
+    words = [
+        SIZES[size] if tell_size and SIZES[size] != "medium" else "",
+        COLOURS[colour] if tell_colour else "",
+        TEXTURES[texture] if tell_texture and TEXTURES[texture] != "plain" else "",
+        SHAPES[shape],
+    ]
+    thing = " ".join(word for word in words if word)
+    text = _pick(_LEADS, wording[0]).format(("an " if thing[0] in "aeiou" else "a ") + thing)
+    if tell_place:
+        text += " " + _pick(_WHERE.get(PLACES[place], (f"in the {PLACES[place]}",)), wording[1])
+    if tell_style:
+        text += ", " + _pick(_HOW[STYLES[style]], wording[2])
+    return text + _pick(("", "."), wording[3])
+
+
+def _pick(choices: tuple[str, ...], draw: float) -> str:
+    return choices[int(draw * len(choices))]
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Every word a caption can hold."""
+    names = (*SHAPES, *COLOURS, *TEXTURES, *SIZES, *PLACES, *STYLES, "in the")
+    phrases = (*names, *_LEADS, *(text for texts in (*_WHERE.values(), *_HOW.values()) for text in texts))
+    return tuple(sorted({word for phrase in phrases for word in phrase.replace("{}", "").split()}))

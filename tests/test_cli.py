@@ -1,0 +1,235 @@
+"""The command line, as a user meets it: real processes, real kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from promptfed.cli import main
+from promptfed.wire import unpack
+
+TINY = [
+    "dataset.limit=90",
+    "dataset.size=16",
+    "partition=dirichlet",
+    "partition.alpha=1.0",
+    "partition.clients=4",
+    "partition.min_samples=5",
+    "method.epochs=1",
+    "engine.workers=1",
+]
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+    return {**os.environ, "PROMPTFED_CACHE": str(tmp_path_factory.mktemp("cache")), "COLUMNS": "200"}
+
+
+@pytest.fixture
+def promptfed(env, tmp_path, monkeypatch, capsys):
+    """The command in this process (a fresh one spends seconds on imports), below an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROMPTFED_CACHE", "COLUMNS"):
+        monkeypatch.setenv(name, env[name])
+
+    def call(*words, code=0):
+        monkeypatch.setattr(sys, "argv", ["promptfed", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = "".join(capsys.readouterr())
+        if isinstance(left.value.code, str):  # Python prints it and exits with 1
+            said, left.value.code = said + left.value.code, 1
+        assert (left.value.code or 0) == code, said
+        return said
+
+    return call
+
+
+COMMAND = [sys.executable, "-m", "promptfed"]
+
+
+def outcome(folder):
+    """All that a run leaves behind but its timings."""
+    state = unpack((folder / "checkpoint.safetensors").read_bytes())
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    for part in (result, *lines):
+        part.pop("seconds")
+    return {name: p.numpy().tobytes() for name, p in state[0].items()}, state[1], lines, result
+
+
+def test_a_run_leaves_a_complete_folder(promptfed, tmp_path):
+    said = promptfed("run", "method=pfedpt", "rounds=2", *TINY, "--out", "mine")
+    folder = tmp_path / "mine"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"config.toml", "partition.json", "rounds.jsonl", "checkpoint.safetensors", "result.json"}
+    assert names >= {"curves.png", "clients.png", "partition.png", "prompts.png"}
+    assert "pfedpt" in said
+    result = json.loads((folder / "result.json").read_text())
+    assert result["rounds"] == 2
+    assert set(result["metrics"]["aggregated"]) == {"last", "mean_of_last_10", "chosen_on_validation"}
+    assert set(result["metrics"]["aggregated"]["last"]["local"]) == {"mean", "std", "worst", "weighted"}
+    assert result["communication"]["per_client_and_round"]["parameters_up"] > 0
+    assert result["versions"]["torch"]
+    # What is written back is a configuration that makes the same run again.
+    promptfed("run", folder / "config.toml", "--out", "again")
+    assert outcome(folder) == outcome(tmp_path / "again")
+
+
+def test_a_folder_is_not_overwritten(promptfed):
+    promptfed("run", "method=local", "rounds=1", *TINY, "--out", "mine")
+    assert "holds a run already" in promptfed("run", "method=local", "rounds=1", *TINY, "--out", "mine", code=1)
+
+
+def test_killed_at_any_moment_and_resumed_ends_bit_identical(promptfed, env, tmp_path):
+    words = ["run", "method=pfedpt", "rounds=6", "fraction=0.5", *TINY]
+    promptfed(*words, "--out", "whole")
+    command = [*COMMAND, *words, "--out", "killed"]
+    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = 0
+    for after in (1, 3, 4):  # in the middle of the round behind this one
+        wait_for_round(tmp_path / "killed", after, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed += process.returncode == -signal.SIGKILL
+        resume = [*COMMAND, "run", "--resume", "--out", "killed"]
+        process = subprocess.Popen(resume, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert process.wait(timeout=300) == 0
+    assert killed
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "killed")
+
+
+def test_killed_with_its_workers_and_resumed_with_one_process(promptfed, env, tmp_path):
+    words = ["run", "method=moon", "rounds=3", *TINY, "engine.workers=2"]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--out", "killed"],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for_round(tmp_path / "killed", 1, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    promptfed("run", "--resume", "--out", "killed", "engine.workers=1")
+    promptfed(*words, "engine.workers=1", "--out", "whole")
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "killed")
+
+
+def wait_for_round(folder: Path, round: int, process: subprocess.Popen) -> None:
+    until = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < until:
+        file = folder / "rounds.jsonl"
+        if file.exists() and file.read_text().count("\n") >= round:
+            time.sleep(0.03)
+            return
+        time.sleep(0.005)
+
+
+def test_ctrl_c_leaves_a_resumable_run_and_says_how(promptfed, env, tmp_path):
+    words = [
+        sys.executable,
+        "-c",
+        "from promptfed.cli import main; main()",
+        "run",
+        "method=fedavg",
+        "rounds=500",
+        *TINY,
+    ]
+    process = subprocess.Popen(
+        [*words, "--out", "long"], env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_round(tmp_path / "long", 2, process)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "promptfed run --resume --out long" in said
+    assert "Traceback" not in said
+    done = (tmp_path / "long" / "rounds.jsonl").read_text().count("\n")
+    promptfed("run", "--resume", "--out", "long", f"rounds={done + 1}")
+    assert json.loads((tmp_path / "long" / "result.json").read_text())["rounds"] == done + 1
+
+
+def test_only_rounds_and_engine_change_on_resuming(promptfed):
+    promptfed("run", "method=local", "rounds=1", *TINY, "--out", "mine")
+    said = promptfed("run", "--resume", "--out", "mine", "seed=3", code=1)
+    assert "seed cannot be changed when a run is resumed" in said
+    assert "holds no run to resume" in promptfed("run", "--resume", "--out", "nothing", code=1)
+    assert "--resume needs --out" in promptfed("run", "--resume", code=1)
+
+
+def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):
+    words = ["compare", "--methods", "fedavg,local", "--seeds", "0,1", "rounds=1", *TINY, "--out", "both"]
+    said = promptfed(*words)
+    assert "fedavg" in said
+    assert "±" in said
+    folders = sorted(path for path in (tmp_path / "both").iterdir() if path.is_dir())
+    assert [path.name for path in folders] == ["fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1"]
+    assert len({(path / "partition.json").read_bytes() for path in folders}) == 1
+    names = {path.name for path in (tmp_path / "both").iterdir()}
+    assert names >= {"table.json", "table.csv", "table.md", "comparison.png", "curves.png", "communication.png"}
+    rows = json.loads((tmp_path / "both" / "table.json").read_text())
+    accuracies = [json.loads((path / "result.json").read_text()) for path in folders[:2]]
+    mean = sum(a["metrics"]["aggregated"]["last"]["local"]["mean"] for a in accuracies) / 2
+    assert rows[0]["local"]["mean"] == pytest.approx(mean)
+    before = (folders[0] / "result.json").stat().st_mtime_ns
+    promptfed(*words)  # nothing is trained twice
+    assert (folders[0] / "result.json").stat().st_mtime_ns == before
+    assert "holds a run with another rounds" in promptfed(*(w.replace("rounds=1", "rounds=2") for w in words), code=1)
+
+
+def test_partition_draws_without_training_and_its_file_can_be_used(promptfed, tmp_path):
+    promptfed("partition", *TINY[:6], "--out", "split.png", "--save", "split.json")
+    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
+    promptfed(
+        "run",
+        "method=local",
+        "rounds=1",
+        *TINY[:2],
+        TINY[-1],
+        "partition.file=split.json",
+        "method.epochs=1",
+        "--out",
+        "r",
+    )
+    ours, used = (json.loads((tmp_path / name).read_text()) for name in ("split.json", "r/partition.json"))
+    assert ours["clients"] == used["clients"]
+    said = promptfed("run", "method=local", "dataset.limit=80", "partition.file=split.json", code=1)
+    assert "partition" in said
+
+
+@pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "partitions", "presets"])
+def test_list(promptfed, what):
+    rows = json.loads(promptfed("list", what, "--json"))
+    said = promptfed("list", what)
+    assert all(row["name"] in said for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "method=pfedtp"], 'did you mean "pfedpt"'),
+        (["run", "dataset=cifra10"], 'did you mean "cifar10"'),
+        (["run", "backbone=vit-tny"], 'did you mean "vit-tiny"'),
+        (["run", "dataset.size=12"], "dataset.size"),
+        (["run", "method.prompt_size=16"], "method.prompt_size = 16"),
+        (["run", "method=pfedpt-tokens"], "backbone.name"),
+        (["run", "rounds"], "is neither a file nor a preset"),
+        (["list", "methds"], 'did you mean "methods"'),
+        (["compare"], "--methods"),
+        (["compare", "--methods", "fedavg", "--seeds", "a"], "--seeds"),
+        (["run", "--out", "/proc/nowhere/run"], "--out"),
+        (["run", "partition.clients=900"], "partition.min_samples"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(promptfed, tmp_path, words, says):
+    said = promptfed(*words, code=1)
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("runs/*"))

@@ -1,0 +1,174 @@
+"""Workers, order and stacking change nothing; what clients remember survives."""
+
+import json
+
+import pytest
+import torch
+
+import promptfed
+from promptfed import UserError, build
+from promptfed import config as C
+from promptfed.engines.local import LocalClients
+from promptfed.testing import Case, Memory, begun, equal, tiny_federation
+from promptfed.wire import unpack
+
+SMALL = {
+    "dataset": {"name": "digits", "limit": 90, "size": 16},
+    "partition": {"name": "dirichlet", "alpha": 1.0, "clients": 4, "min_samples": 5},
+    "rounds": 2,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROMPTFED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def outcome(folder):
+    state, note = unpack((folder / "checkpoint.safetensors").read_bytes())
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seconds")
+    return note, state, lines
+
+
+@pytest.mark.parametrize("method", ["pfedpt", "moon"])
+def test_worker_processes_give_the_same_bits(tmp_path, method):
+    settings = {"method": {"name": method, "epochs": 1}, **SMALL}
+    promptfed.run(**settings, out=tmp_path / "one", engine={"workers": 1})
+    promptfed.run(**settings, out=tmp_path / "two", engine={"workers": 2})
+    one, two = outcome(tmp_path / "one"), outcome(tmp_path / "two")
+    assert equal(one[1], two[1])
+    assert one[2] == two[2]
+
+
+def test_order_of_clients_changes_nothing(tmp_path):
+    from promptfed import methods, models
+
+    case = Case(
+        methods.create("pfedpt", {"epochs": 1}), models.build("cnn", (3, 16, 16), 4, 0), tiny_federation(tmp_path)
+    )
+    state = begun(case)
+    with case.clients() as (clients, _):
+        forward, _ = clients.train(dict.fromkeys(range(5), state), 1, score=False)
+    with case.clients() as (_, host):
+        answers = {}
+        for client in (4, 2, 0, 1, 3):
+            single = LocalClients({client: 1}, [host])
+            answers[client] = single.train({client: state}, 1, score=False)[0][0]
+    for update in forward:
+        assert equal(update.up, answers[update.client].up)
+
+
+def test_stacked_clients_end_within_rounding(tmp_path):
+    settings = {"method": {"name": "fedavg", "epochs": 1}, **SMALL}
+    promptfed.run(**settings, out=tmp_path / "one", engine={"workers": 1})
+    promptfed.run(**settings, out=tmp_path / "four", engine={"workers": 1, "block": 4})
+    one, four = outcome(tmp_path / "one")[1], outcome(tmp_path / "four")[1]
+    assert max(float((one[name] - four[name]).abs().max()) for name in one) <= 1e-5
+
+
+def test_fine_tuning_is_local_training_thrown_away(tmp_path):
+    """fedavg+ft with as many epochs as a round scores what fedavg scores after a further round of local training."""
+    common = {**SMALL, "engine": {"workers": 1}}
+    tuned = promptfed.run(
+        method={"name": "fedavg+ft", "epochs": 2, "finetune_epochs": 2}, out=tmp_path / "ft", **common
+    )
+    plain = promptfed.run(
+        method={"name": "fedavg", "epochs": 2}, eval={"after_local": "all"}, out=tmp_path / "plain", **common
+    )
+
+    def scores(run, stage):
+        return [(row["client"], row["accuracy"], row["loss"]) for row in run.numbers["clients"][stage]]
+
+    assert scores(tuned, "aggregated") == scores(plain, "after_local")
+
+
+def test_a_client_that_diverges_is_left_out_and_the_run_goes_on(tmp_path):
+    result = promptfed.run(method={"name": "fedavg", "epochs": 2, "lr": 1e30}, out=tmp_path / "run", **SMALL)
+    state = unpack((tmp_path / "run" / "checkpoint.safetensors").read_bytes())[0]
+    assert len(result.numbers["left_out"]) == 2 * 4
+    assert "non-finite" in result.numbers["left_out"][0]["why"]
+    assert all(bool(p.isfinite().all()) for p in state.values())
+
+
+def test_a_diverged_client_keeps_what_it_knew(tmp_path):
+    from promptfed import methods, models
+
+    method = methods.create("pfedpt", {"epochs": 1, "batch_size": 4})
+    case = Case(method, models.build("cnn", (3, 16, 16), 4, 0), tiny_federation(tmp_path))
+    with case.clients() as (clients, host):
+        state = begun(case)
+        clients.train({0: state}, 1, score=False)
+        known = host.store.get(0, before=2)
+        broken = {name: torch.full_like(p, float("nan")) for name, p in state.items()}
+        updates, _ = clients.train({0: broken}, 2, score=False)
+        assert updates[0].error
+        assert not updates[0].up
+        assert equal(host.store.get(0, before=3), known)
+
+
+def test_everyone_diverging_leaves_the_state_as_it_was(tmp_path):
+    from promptfed import methods, models
+
+    case = Case(
+        methods.create("fedavg", {"lr": 1e30}), models.build("cnn", (3, 16, 16), 4, 0), tiny_federation(tmp_path)
+    )
+    recorder = case.run(recorder=Memory())
+    assert equal(recorder.state, begun(case))
+
+
+def test_a_dead_worker_is_one_sentence(tmp_path):
+    config = C.make(SMALL, {"method": {"name": "fedavg", "epochs": 1}, "engine": {"workers": 2}})
+    parts = build.assemble(config)
+    parts.federation.save(tmp_path / "partition.json")
+    clients = build.clients(parts, tmp_path)
+    state = parts.method.begin(parts.model, parts.method.tuning.init(parts.model, 0))
+    try:
+        for host in (clients._hosts.get(), clients._hosts.get()):
+            host._process.kill()
+            host._process.wait()
+            clients._hosts.put(host)
+        with pytest.raises(UserError, match="worker process ended"):
+            clients.train(dict.fromkeys(clients.ids(), state), 1, score=False)
+    finally:
+        clients.close()
+
+
+def test_an_error_in_a_worker_reaches_the_caller_with_its_traceback(tmp_path):
+    config = C.make(SMALL, {"method": "fedavg", "engine": {"workers": 2}})
+    parts = build.assemble(config)
+    parts.federation.save(tmp_path / "partition.json")
+    clients = build.clients(parts, tmp_path)
+    try:
+        with pytest.raises(RuntimeError, match="KeyError"):
+            clients._hosts.get()({"ask": "train"}, [])
+    finally:
+        clients.close()
+
+
+def test_device_auto_is_one_that_exists():
+    assert build.pick_device("auto").type in ("cuda", "mps", "cpu")
+    with pytest.raises(UserError, match=r"engine\.device"):
+        build.pick_device("tpu")
+
+
+def test_a_method_of_the_users_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from promptfed import Method\n\n\nclass Half(Method):\n    shrink: float = 0.5\n\n"
+        "    def aggregate(self, state, updates):\n"
+        "        new = super().aggregate(state, updates)\n"
+        "        return {n: state[n] + self.shrink * (new[n] - state[n]) for n in state}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = promptfed.run(method={"name": "mine:Half+pt", "shrink": 0.25, "epochs": 1}, out=tmp_path / "run", **SMALL)
+    assert result.numbers["config"]["method"]["shrink"] == 0.25
+    assert result.metrics["local"]["mean"] is not None
+
+
+def test_workers_are_not_more_than_there_is_work():
+    config = C.make(SMALL, {"method": "fedavg", "engine": {"workers": 16}})
+    assert build.worker_count(build.assemble(config)) == 4
