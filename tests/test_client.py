@@ -49,7 +49,7 @@ SIZES = (10, 3, 1, 7)
 
 
 def run(method: Method, block: Sequence[Work], model: Model = MODEL, round: int = ROUND) -> list[Trained]:
-    return train(method, model, block, method.phases(round), SEED, round)
+    return train(method, model, block, method.schedule(round), SEED, round)
 
 
 def block_of(method: Method, sizes: Sequence[int] = SIZES, model: Model = MODEL) -> list[Work]:
@@ -333,6 +333,32 @@ def test_stats_are_summed_over_steps_and_phases_of_each_client_alone(sizes: tupl
             assert done.stats["n"].item() == n * steps
         else:
             assert all(not v.any() for v in done.stats.values())
+
+
+class Noisy(Method):
+    """Sends the noise of its batches, each phase under a name of its own."""
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        noise = {f"{ctx.phase.name} sum": batch.noise, f"{ctx.phase.name} squares": batch.noise.square()}
+        return super().loss(model, params, batch, ctx)[0], noise
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        return (self.phase(("head",), name="head"), self.phase(("body",), name="body"))
+
+
+def test_every_batch_has_noise_of_its_own() -> None:
+    """Drawn anew by client, round, phase and step: a random patch moves every batch."""
+    method = Noisy(epochs=8, batch_size=4)
+    block = block_of(method, (8, 8))
+    found = run(method, block) + run(method, block, round=ROUND + 1)
+    sums = [done.stats[f"{phase} sum"] for done in found for phase in ("head", "body")]
+    squares = [done.stats[f"{phase} squares"] for done in found for phase in ("head", "body")]
+    for total, square in zip(sums, squares, strict=True):
+        variance = square / 16 - (total / 16) ** 2  # of a uniform number: 1/12
+        assert ((total > 0) & (total < 16)).all()
+        assert (variance > 0.02).all()
+    values = torch.cat(sums)
+    assert len(values.unique()) == len(values) == 16
 
 
 class Curious(Method):

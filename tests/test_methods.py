@@ -62,7 +62,7 @@ def initial(method: Method) -> Params:
 
 
 def local_round(method: Method, one: Work) -> Trained:
-    return train(method, MODEL, [one], method.phases(ROUND), SEED, ROUND)[0]
+    return train(method, MODEL, [one], method.schedule(ROUND), SEED, ROUND)[0]
 
 
 def whole(n: int = 6, client: int = 1) -> Batch:
@@ -645,12 +645,19 @@ def test_fine_tuning_changes_nothing_in_training() -> None:
     assert [phase.epochs for phase in tuned.adapt()] == [5]
 
 
-def test_fine_tuning_with_a_prompt_trains_the_prompt_first() -> None:
+def test_fine_tuning_with_a_prompt_leaves_the_prompt_as_it_is() -> None:
     method = create("pfedpt+ft", {**COMMON, **PROMPT, "finetune_epochs": 1})
     one = work(initial(method), N)
     done = train(method, MODEL, [one], method.adapt(), SEED, ROUND)[0]
-    p = descend(numbers(one.params), one.samples, plan(N, B, 2, number=0), at(0.8, *SIDES), prompted())
-    same(done.params, descend(p, one.samples, plan(N, B, 1, number=1), at(LR, *WEIGHTS), prompted()))
+    same(done.params, descend(numbers(one.params), one.samples, plan(N, B, 1), at(LR, *WEIGHTS), prompted()))
+
+
+@pytest.mark.parametrize("name", ["fedprox+ft", "moon+ft", "perfedavg+ft"])
+def test_fine_tuning_is_plain_cross_entropy_whatever_the_method(name: str) -> None:
+    method = create(name, {**COMMON, "finetune_epochs": 1, **({} if "per" in name else {"mu": 5.0})})
+    one = work(initial(method), N)
+    done = train(method, MODEL, [one], method.adapt(), SEED, ROUND)[0]
+    same(done.params, descend(numbers(one.params), one.samples, plan(N, B, 1), at(LR, *WEIGHTS)))
 
 
 # ---- who keeps what
@@ -842,7 +849,7 @@ def test_a_method_of_ones_own_is_named_by_module_and_class() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:Method", "cannot be imported: No module named 'no_such_module'"),
+        ("no_such_module:Method", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ("promptfed.method:Methud", "cannot be imported: .*Methud"),
         ("promptfed.method:Batch", "is not a class derived from promptfed.Method"),
         ("promptfed.method:annotations", "is not a class derived from promptfed.Method"),

@@ -163,9 +163,12 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
         Update(3, {}, w(1.0), 5, error="out of memory"),
         Update(4, {}, w(1.0), 5, stats={"s": torch.tensor(float("inf"))}),
         Update(6, {}, {}, 5, error="non-finite loss"),
+        Update(7, {}, {}, 5),
+        Update(9, {}, w(1.0), 0),
+        Update(10, {}, w(1.0), 5, loss=NAN),
         Update(1, {}, w(2.0), 5),
     ]
-    used, left_out = screen(updates, [8, 1, 2, 3, 4, 5, 6])
+    used, left_out = screen(updates, [8, 1, 2, 3, 4, 5, 6, 7, 9, 10], w(0.0))
     assert [update.client for update in used] == [1, 8]
     assert left_out == [
         {"client": 2, "why": "non-finite update"},
@@ -173,18 +176,21 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
         {"client": 4, "why": "non-finite update"},
         {"client": 5, "why": "no answer"},
         {"client": 6, "why": "non-finite loss"},
+        {"client": 7, "why": "other names or shapes than the shared parameters"},
+        {"client": 9, "why": "no samples"},
+        {"client": 10, "why": "non-finite update"},
     ]
 
 
 def test_an_answer_nobody_asked_for_is_not_used() -> None:
-    used, left_out = screen([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1])
+    used, left_out = screen([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1], w(0.0))
     assert [update.client for update in used] == [1]
     assert left_out == []
 
 
 def test_a_client_that_has_nothing_to_send_can_be_used() -> None:
     """Local: nothing travels."""
-    used, left_out = screen([Update(1, {}, {}, 5)], [1])
+    used, left_out = screen([Update(1, {}, {}, 5)], [1], {})
     assert len(used) == 1
     assert left_out == []
 

@@ -66,7 +66,6 @@ def train(
 ) -> list[Trained]:
     """Runs the phases on every client of the block."""
     k = len(block)
-    phases = method.tuning.schedule(tuple(phases))
     params = [work.params for work in block]
     stats: list[Params] = [{} for _ in block]
     losses, passes = [0.0] * k, [0] * k

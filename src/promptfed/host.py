@@ -90,7 +90,7 @@ class Host:
     def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
         notes, blobs, memories = [], [], {}
         for work, done in zip(
-            block, train(self.method, self.model, block, self.method.phases(round), self.seed, round), strict=True
+            block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
         ):
             up = self.method.shared(done.params)
             note: dict[str, Any] = {"client": work.client, "n": len(work.samples), "passes": done.passes}
@@ -119,7 +119,7 @@ class Host:
 
     def evaluate(self, block: Sequence[Work], round: int, pooled: bool, after_local: bool) -> list[dict[str, Any]]:
         """Scores of each client's model: as received and adapted, or after a round of local training on a copy."""
-        phases = self.method.phases(round) if after_local else self.method.adapt()
+        phases = self.method.schedule(round) if after_local else self.method.adapt()
         trained = train(self.method, self.model, block, phases, self.seed, round) if phases else None
         notes = []
         for i, work in enumerate(block):

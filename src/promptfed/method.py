@@ -107,7 +107,7 @@ class Method(BaseModel):
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     paper: ClassVar[str] = ""
     private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
@@ -173,9 +173,17 @@ class Method(BaseModel):
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(),)
 
+    def schedule(self, round: int) -> tuple[Phase, ...]:
+        """A round's local training: this method's phases, and its tuning's own ones among them."""
+        return self.tuning.schedule(self.phases(round))
+
     def adapt(self) -> tuple[Phase, ...]:
-        """Training before an evaluation, on a copy: fine-tuning baselines."""
-        return (self.phase(epochs=self.finetune_epochs, name="fine-tune"),) if self.finetune_epochs else ()
+        """Training before an evaluation, on a copy, by plain cross-entropy: fine-tuning baselines. A private prompt
+        stays as it is."""
+        return (self.fine_tune(epochs=self.finetune_epochs),) if self.finetune_epochs else ()
+
+    def fine_tune(self, **settings: Any) -> Phase:
+        return self.phase(**{"epochs": 0, **settings}, name="fine-tune", plain=True)
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         """The client's objective on a batch, and numbers to be summed into the update's stats."""

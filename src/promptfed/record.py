@@ -91,7 +91,7 @@ class Folder:
 
     def close(self) -> None:
         """Lets go of the folder, and of all trace of a run that did not come to begin."""
-        if not (self.path / "config.toml").exists():
+        if not self._lock.closed and not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
                 self.path.rmdir()
@@ -159,13 +159,13 @@ def _stage(lines: Sequence[Line], stage: str) -> dict[str, Any] | None:
         return {"round": line["round"], **line[stage]["summary"]}
 
     recent = [line for line in known if line["round"] > lines[-1]["round"] - LAST]
-    found = {
-        "last": of(known[-1]),
-        f"mean_of_last_{LAST}": {
-            "rounds": [line["round"] for line in recent],
+    found = {"last": of(known[-1])}
+    if recent:
+        rounds = [line["round"] for line in recent]
+        found[f"mean_of_last_{LAST}"] = {
+            "rounds": rounds,
             **metrics.average([line[stage]["summary"] for line in recent]),
-        },
-    }
+        }
     judged = [line for line in known if line[stage]["summary"]["val"] is not None]
     if judged:
         found["chosen_on_validation"] = of(

@@ -8,7 +8,8 @@ import torch
 
 def rng(seed: int, *keys: int | str) -> np.random.Generator:
     """A generator of its own for (seed, round, client, ...)."""
-    return np.random.default_rng([seed, *(_number(key) for key in keys)])
+    # The number of keys counts too: numpy takes [1, 2] and [1, 2, 0] for the same seed.
+    return np.random.default_rng([len(keys), seed, *(_number(key) for key in keys)])
 
 
 def torch_rng(seed: int, *keys: int | str) -> torch.Generator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
         due = round % plan.eval_every == 0 or round == plan.rounds
         sent = {client: method.down(state, client) for client in chosen}
         updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
-        used, left_out = screen(updates, chosen)
+        used, left_out = screen(updates, chosen, method.shared(init))
         if used:
             state = method.aggregate(state, used)
         line = _line(round, chosen, used, left_out)
@@ -81,20 +82,33 @@ def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> lis
     return sorted(rng(seed, round, "sample").choice(able, count, replace=False).tolist())
 
 
-def screen(updates: Sequence[Update], asked: Sequence[int]) -> tuple[list[Update], list[dict[str, Any]]]:
+def screen(
+    updates: Sequence[Update], asked: Sequence[int], shared: Params
+) -> tuple[list[Update], list[dict[str, Any]]]:
     """Updates that can be used, by client; and who is left out of the round, and why."""
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
         update = answered.get(client)
-        why = "no answer" if update is None else update.error
-        if update is not None and not why and not P.finite({**update.up, **update.stats}):
-            why = "non-finite update"
+        why = "no answer" if update is None else fault(update, shared)
         if update is None or why:
             left_out.append({"client": client, "why": why})
         else:
             used.append(update)
     return used, left_out
+
+
+def fault(update: Update, shared: Params) -> str:
+    """Why an update must not be used; empty if it may."""
+    if update.error:
+        return update.error
+    if {name: p.shape for name, p in update.up.items()} != {name: p.shape for name, p in shared.items()}:
+        return "other names or shapes than the shared parameters"
+    if update.n < 1:
+        return "no samples"
+    if not math.isfinite(update.loss) or not P.finite({**update.up, **update.stats}):
+        return "non-finite update"
+    return ""
 
 
 def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]]) -> Line:

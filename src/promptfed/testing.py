@@ -147,8 +147,8 @@ def check_stacked(case: Case) -> None:
     """Clients stacked in a block train as they do one by one."""
     with case.clients() as (_, host):
         work = [host.work(client, case.method.down(begun(case), client), 1) for client in range(len(SIZES))]
-        alone = [train(case.method, case.model, [w], case.method.phases(1), case.seed, 1)[0] for w in work]
-        stacked = train(case.method, case.model, work, case.method.phases(1), case.seed, 1)
+        alone = [train(case.method, case.model, [w], case.method.schedule(1), case.seed, 1)[0] for w in work]
+        stacked = train(case.method, case.model, work, case.method.schedule(1), case.seed, 1)
     for client, (a, b) in enumerate(zip(alone, stacked, strict=True)):
         assert a.passes == b.passes
         for name in a.params:
@@ -201,22 +201,11 @@ def check_phases(case: Case) -> None:
     before = {name: p.clone() for name, p in case.model.weights.items()}
     with case.clients() as (_, host):
         work = host.work(0, case.method.down(begun(case), 0), 1)
-        for phase in case.method.tuning.schedule(case.method.phases(1)):
-            done = train(_Bare(case.method, phase), case.model, [work], (phase,), case.seed, 1)[0]
+        for phase in case.method.schedule(1):
+            done = train(case.method, case.model, [work], (phase,), case.seed, 1)[0]
             moved = {case.method.tuning.role(n) for n, p in done.params.items() if not torch.equal(p, work.params[n])}
             assert moved == set(phase.train), f'phase "{phase.name}" trains {set(phase.train)} but moved {moved}'
     assert equal(before, case.model.weights), "the model's own weights changed"
-
-
-def _Bare(method: Method, phase: Any) -> Method:
-    """The method with a schedule of its own, so that one phase can be run alone."""
-    tuning = method.tuning
-
-    class Alone(type(tuning)):  # type: ignore[misc]
-        def schedule(self, phases: Any) -> Any:
-            return (phase,)
-
-    return method.model_copy(update={"tuning": Alone.model_construct(**dict(tuning))})
 
 
 def check_resumed(case: Case) -> None:

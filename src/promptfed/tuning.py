@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Optimizer(BaseModel):
     """An elementwise optimiser, so that clients stacked in one tensor stay independent."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float
@@ -36,7 +36,7 @@ class Tuning(BaseModel):
     "head" are the usual ones, and a parameter whose role is "private" never leaves its client under any method.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     roles: ClassVar[dict[str, str]] = {"body.": "body", "head.": "head"}
     about: ClassVar[str] = ""

@@ -1,6 +1,6 @@
 """Worker processes: hosts that are asked over a pipe, in the very bytes that hosts in this process are asked in.
 
-A worker is a fresh interpreter (`python -m promptfed.engines.workers`), so neither a script without a main guard nor
+A worker is a fresh interpreter, so neither a script without a main guard nor
 a notebook is run twice, and no state of torch is inherited by a fork. It builds its host from a JSON description and
 ends when its standard input does.
 """
@@ -20,6 +20,7 @@ from typing import IO, Any
 from ..errors import UserError
 from ..host import Message
 
+_COMMAND = [sys.executable, "-c", "from promptfed.engines.workers import main; main()"]
 _SIZE = struct.Struct("<Q")
 
 
@@ -45,9 +46,7 @@ class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "promptfed.engines.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(description, [])
 
     def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
@@ -96,7 +95,3 @@ def main() -> None:
         except Exception:
             note, blobs = {"traceback": traceback.format_exc()}, []
         write_frame(stream, note, blobs)
-
-
-if __name__ == "__main__":
-    main()

@@ -62,8 +62,8 @@ def _import(name: str) -> type[Method]:
     module, _, attribute = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f'method.name = "{name}" cannot be imported: {error}') from None
+    except Exception as error:  # whatever the user's module raises
+        raise UserError(f'method.name = "{name}" cannot be imported: {type(error).__name__}: {error}') from None
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UserError(f'method.name = "{name}" is not a class derived from promptfed.Method')
     return kind

@@ -23,4 +23,4 @@ class FedBabu(Method):
     def adapt(self) -> tuple[Phase, ...]:
         if self.finetune_epochs or not self.finetune_steps:
             return super().adapt()
-        return (self.phase(epochs=0, steps=self.finetune_steps, name="fine-tune"),)
+        return (self.fine_tune(steps=self.finetune_steps),)

@@ -24,8 +24,6 @@ class PerFedAvg(Method):
     order: Literal["first", "second"] = Field("first", description="leave the Hessian out (FO) or keep it")
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
-        if ctx.phase.name != "train":  # adaptation is plain gradient descent
-            return super().loss(model, params, batch, ctx)
         first, second = batch.half(0), batch.half(1)
         names = [name for name in params if self.tuning.role(name) in ctx.phase.train]
         plain = super().loss
@@ -43,4 +41,4 @@ class PerFedAvg(Method):
         if self.finetune_epochs:
             return super().adapt()
         train = {role: Optimizer(lr=self.alpha) for role in self.roles()}
-        return (Phase(train, self.batch_size, steps=self.adapt_steps, name="adapt"),)
+        return (Phase(train, self.batch_size, steps=self.adapt_steps, name="adapt", plain=True),)
