@@ -64,7 +64,7 @@ def simulate(clients: int) -> None:
             federation=federation,
             rounds=rounds,
             fraction=100 / clients,
-            eval={"every": rounds, "after_local": "none", "pooled": False},
+            eval={"every": rounds, "after_local": "none", "pooled": "never"},
             engine={"workers": 1},
             out=Path(folder) / "run",
         )

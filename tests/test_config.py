@@ -60,7 +60,7 @@ def test_published_settings_of_pfedpt():
         (["rounds=5", "method=fedavg"], {"rounds": 5, "method": {"name": "fedavg"}}),
         (["method.mu=1e-3", "method=fedprox"], {"method": {"mu": 1e-3, "name": "fedprox"}}),
         (["partition.split=[.6,.2,.2]"], {"partition": {"split": [0.6, 0.2, 0.2]}}),
-        (["eval.pooled=false", "dataset.name=a/b"], {"eval": {"pooled": False}, "dataset": {"name": "a/b"}}),
+        (["method.joint=false", "dataset.name=a/b"], {"method": {"joint": False}, "dataset": {"name": "a/b"}}),
     ],
 )
 def test_assignments(words, table):

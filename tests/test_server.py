@@ -305,12 +305,20 @@ def test_locally_trained_models_of_whom(after_local: str, scored: list[bool], as
 
 
 @pytest.mark.parametrize(
-    ("name", "pooled", "expected"), [("fedavg", True, False), ("fedper", True, True), ("fedper", False, False)]
+    ("name", "pooled", "expected"),
+    [
+        ("fedavg", "every", [False] * 2),
+        ("fedper", "every", [True] * 2),
+        ("fedper", "never", [False] * 2),
+        ("fedper", "last", [False, True]),
+    ],
 )
-def test_personal_models_are_scored_on_everybodys_data_where_wanted(name: str, pooled: bool, expected: bool) -> None:
+def test_personal_models_are_scored_on_everybodys_data_where_wanted(
+    name: str, pooled: str, expected: list[bool]
+) -> None:
     clients = Fake({1: 1})
-    go(clients, method=create(name), pooled=pooled)
-    assert [entry[2] for entry in clients.asked("evaluate")] == [expected]
+    go(clients, rounds=2, method=create(name), pooled=pooled)
+    assert [entry[2] for entry in clients.asked("evaluate")] == expected
 
 
 class Welcoming(FedAvg):

@@ -23,7 +23,7 @@ from .tuning import Optimizer
 
 _Fields = tuple[Tensor, Tensor, Tensor | None, Tensor, Params]  # x, y, weight, noise, extra of a Batch
 
-CHUNK = 256  # samples a forward pass where no gradient is needed
+CHUNK = 128  # samples a forward pass where no gradient is needed
 
 
 @dataclass(frozen=True)

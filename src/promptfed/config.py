@@ -39,7 +39,11 @@ class Evaluation(_Section):
         description="score locally trained models too: of nobody, of the clients that trained in an evaluated round, "
         "or (at the end, by a further round of local training that is thrown away) of everyone",
     )
-    pooled: bool = Field(True, description="score personal models on everybody's test data (clients x test set)")
+    pooled: Literal["every", "last", "never"] = Field(
+        "every",
+        description="when personal models are scored on everybody's test data, which costs clients x test set: at every "
+        "evaluation, at the last one, or never (then there is no global accuracy)",
+    )
 
 
 class Engine(_Section):

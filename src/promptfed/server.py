@@ -27,7 +27,8 @@ class Plan:
     eval_every: int = 1
     # Scores of locally trained models: of nobody, of each round's participants, or also of everyone at the end.
     after_local: Literal["none", "participants", "all"] = "participants"
-    pooled: bool = True  # whether personal models are scored on everybody's test data
+    # When personal models are scored on everybody's test data: at every evaluation, at the last one, or never.
+    pooled: Literal["every", "last", "never"] = "every"
 
 
 class Recorder(Protocol):
@@ -63,11 +64,11 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
         if due:
             begun = time.perf_counter()
             everyone = {client: method.down(state, client) for client in clients.ids()}
-            pooled = plan.pooled and method.personal
-            scores = clients.evaluate(everyone, round, pooled, after_local=False)
+            wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
+            scores = clients.evaluate(everyone, round, wide and method.personal, after_local=False)
             line["aggregated"] = _evaluated(scores, model, one_model=not method.personal)
             if plan.after_local == "all" and round == plan.rounds:
-                trained = clients.evaluate(everyone, round, plan.pooled, after_local=True)
+                trained = clients.evaluate(everyone, round, wide, after_local=True)
             if trained:
                 line["after_local"] = _evaluated(trained, model, one_model=False)
             line["seconds"]["evaluate"] = time.perf_counter() - begun
