@@ -23,6 +23,7 @@ class Store:
     """Safetensors blobs in LMDB: constant memory for any number of clients, shared by processes."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         path.mkdir(parents=True, exist_ok=True)
         try:
             self._env = lmdb.open(str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512)
@@ -41,10 +42,16 @@ class Store:
 
     def put(self, round: int, values: Mapping[int, Params]) -> None:
         """Stores the clients' values of this round, all or none."""
-        with self._env.begin(write=True) as txn:
-            for client, params in values.items():
-                self._forget(txn, client, round)
-                txn.put(_KEY.pack(client, round), pack(params))
+        try:
+            with self._env.begin(write=True) as txn:
+                for client, params in values.items():
+                    self._forget(txn, client, round)
+                    txn.put(_KEY.pack(client, round), pack(params))
+        except lmdb.Error as error:
+            raise UserError(
+                f'the clients\' state in "{self._path}" cannot be written: {error}; make room and resume the run, '
+                "completed rounds are kept"
+            ) from None
 
     def _forget(self, txn: lmdb.Transaction, client: int, round: int) -> None:
         """Drops all but the newest value from before this round."""
