@@ -125,7 +125,7 @@ def test_a_dead_worker_is_one_sentence(tmp_path):
     parts = build.assemble(config)
     parts.federation.save(tmp_path / "partition.json")
     clients = build.clients(parts, tmp_path)
-    state = parts.method.begin(parts.model, parts.method.tuning.init(parts.model, 0))
+    state = parts.method.begin(parts.model, parts.init)
     try:
         for host in (clients._hosts.get(), clients._hosts.get()):
             host._process.kill()
@@ -172,3 +172,12 @@ def test_a_method_of_the_users_own(tmp_path, monkeypatch):
 def test_workers_are_not_more_than_there_is_work():
     config = C.make(SMALL, {"method": "fedavg", "engine": {"workers": 16}})
     assert build.worker_count(build.assemble(config)) == 4
+
+
+def test_a_method_that_needs_a_head_refuses_a_backbone_without_one():
+    from promptfed import methods, models
+
+    model = models.build("cnn", (3, 16, 16), 4, 0)
+    headless = {name: p for name, p in model.weights.items() if not name.startswith("head.")}
+    with pytest.raises(UserError, match='FedPer needs a "head"'):
+        methods.create("fedper").check(model, headless)

@@ -87,7 +87,6 @@ def execute(
             parts.federation.save(split)
         clients = build.clients(parts, path)
         try:
-            init = parts.method.tuning.init(parts.model, config.seed)
             plan = server.Plan(
                 config.rounds,
                 config.fraction,
@@ -96,7 +95,7 @@ def execute(
                 config.eval.after_local,
                 config.eval.pooled,
             )
-            server.run(parts.method, parts.model, init, clients, plan, folder)
+            server.run(parts.method, parts.model, parts.init, clients, plan, folder)
         finally:
             clients.close()
         data = parts.federation.dataset

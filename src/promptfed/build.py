@@ -20,6 +20,7 @@ from .errors import UserError
 from .host import Host
 from .method import Method
 from .models import Model
+from .params import Params
 from .store import Store
 
 
@@ -29,6 +30,7 @@ class Parts:
     federation: Federation
     model: Model
     method: Method
+    init: Params
     device: torch.device
 
 
@@ -38,8 +40,9 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
     held = federation or split(config, partition)
     model = build_model(config, held.dataset)
     method = config.method.method
-    method.tuning.check(model)
-    return Parts(config, held, model, method, device)
+    init = method.tuning.init(model, config.seed)
+    method.check(model, init)
+    return Parts(config, held, model, method, init, device)
 
 
 def split(config: Config, file: Path | None = None) -> Federation:
@@ -54,7 +57,8 @@ def split(config: Config, file: Path | None = None) -> Federation:
 
 def build_model(config: Config, dataset: Dataset) -> Model:
     channels, height, width = dataset.images.shape[1:]
-    return models.build(config.backbone.name, (channels, height, width), len(dataset.classes), config.seed)
+    image = (channels, height, width)
+    return models.build(config.backbone.name, image, len(dataset.classes), config.seed, dataset.classes)
 
 
 def clients(parts: Parts, folder: Path) -> LocalClients:

@@ -75,13 +75,10 @@ class Host:
 
     def samples(self, index: np.ndarray) -> Samples:
         data: Dataset = self.federation.dataset
-        shape = (-1, 1, 1)
-        return Samples(
-            torch.from_numpy(data.images[index]).to(self.device),
-            torch.from_numpy(data.labels[index]).to(self.device),
-            torch.tensor(data.mean, device=self.device).reshape(shape) * 255,
-            torch.tensor(data.std, device=self.device).reshape(shape) * 255,
-        )
+        scale = self.model.preprocess or data  # a pre-trained model wants the normalisation that it was trained with
+        mean, std = (torch.tensor(v, device=self.device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
+        images, labels = torch.from_numpy(data.images[index]), torch.from_numpy(data.labels[index])
+        return Samples(images.to(self.device), labels.to(self.device), mean, std)
 
     def enroll(self, client: int) -> Params:
         labels = torch.from_numpy(self.federation.dataset.labels[self.federation.sites[client].train])

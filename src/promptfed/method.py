@@ -130,6 +130,14 @@ class Method(BaseModel):
                 raise UserError(f'method.name: {type(self).__name__} needs a tuning with a "{role}"')
         return self
 
+    def check(self, model: Model, init: Params) -> None:
+        """Raises UserError where the method or its tuning does not fit the model."""
+        self.tuning.check(model)
+        for role in set(self.needs) - {self.tuning.role(name) for name in init}:
+            raise UserError(
+                f'method.name: {type(self).__name__} needs a "{role}", and backbone "{model.name}" has none'
+            )
+
     # ---- roles
 
     def roles(self) -> tuple[str, ...]:

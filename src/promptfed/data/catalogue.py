@@ -210,3 +210,15 @@ CATALOGUE: dict[str, Entry] = {
         + " class/*.jpg, or client/{train,test}/class/*.jpg together with other collections as clients",
     ),
 }
+
+# drawn from a seed: nothing to fetch
+DRAWN: dict[str, Entry] = {
+    "shapes": Entry(
+        title="Drawn shapes in eight styles",
+        classes=16,
+        size=32,
+        mean=_HALF,
+        std=_HALF,
+        notes="made in seconds: 9,600 pictures, the styles are domains; clip-mini was trained on five of them",
+    ),
+}

@@ -14,6 +14,7 @@ import numpy as np
 
 SIZE = 32  # pixels a side
 COUNT = 9600  # pictures of the dataset: 75 of each shape in each style
+VERSION = 1  # raise it when the same seed draws other pictures
 
 SHAPES = (
     "circle", "oval", "ring", "moon", "square", "rectangle", "triangle", "pentagon",
@@ -41,8 +42,8 @@ _RGB = np.array(
     ],
     dtype=np.float32,
 )  # fmt: skip
-_RADII = np.array([(4.6, 6.0), (6.5, 8.5), (9.5, 12.0)])  # pixels, by size
-_TILT = 35.0  # degrees to either side
+_RADII = np.array([(5.2, 6.5), (7.0, 9.0), (9.5, 12.0)])  # pixels, by size
+_TILT = 25.0  # degrees to either side
 _CHUNK = 256  # pictures drawn at once: their layers fit into a CPU's cache
 _STROKES = 2  # distractor strokes a picture
 
@@ -77,7 +78,8 @@ class Scenes:
 
 def unseen(shape: np.ndarray, colour: np.ndarray) -> np.ndarray:
     """Whether clip-mini's pre-training left out a shape in a colour: two of the ten colours of each shape."""
-    return (3 * shape + colour) % 5 == 0
+    left_out: np.ndarray = (3 * shape + colour) % 5 == 0
+    return left_out
 
 
 def sample(count: int, seed: int, styles: Iterable[str] = STYLES) -> Scenes:
@@ -186,7 +188,8 @@ def _smooth(n: int, rng: np.random.Generator) -> np.ndarray:
     low = at.astype(np.int64)
     part = at - low
     rows = knots[:, low] * (1 - part)[None, :, None] + knots[:, low + 1] * part[None, :, None]
-    return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
+    field: np.ndarray = rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
+    return field
 
 
 def _turn(degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +226,8 @@ def _clutter(n: int, grid: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _mix(below: np.ndarray, above: np.ndarray, cover: np.ndarray) -> np.ndarray:
     """Paint `above` with this coverage (B, 32, 32) over `below` (B, 3, 32, 32)."""
-    return below + (above - below) * cover[:, None]
+    mixed: np.ndarray = below + (above - below) * cover[:, None]
+    return mixed
 
 
 def _inside(layers: _Layers) -> np.ndarray:
@@ -231,7 +235,8 @@ def _inside(layers: _Layers) -> np.ndarray:
 
 
 def _line(layers: _Layers, width: float) -> np.ndarray:
-    return (np.float32(0.5 + width / 2) - np.abs(layers.distance)).clip(0, 1)
+    cover: np.ndarray = (np.float32(0.5 + width / 2) - np.abs(layers.distance)).clip(0, 1)
+    return cover
 
 
 def _clean(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
@@ -250,7 +255,7 @@ def _noisy(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
     clean = _clean(layers, rng)
     grain = rng.random(clean.shape, dtype=np.float32) + rng.random(clean.shape, dtype=np.float32) - 1  # triangular
     lost = rng.random((len(clean), 1, SIZE, SIZE), dtype=np.float32)
-    noisy = clean + np.float32(0.5) * grain
+    noisy = clean + np.float32(0.42) * grain
     return np.where(lost < 0.03, np.float32(0), np.where(lost > 0.97, np.float32(1), noisy))
 
 
@@ -270,7 +275,8 @@ def _neon(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
     core = (np.float32(1.0) - gap).clip(0, 1)
     night = np.float32(0.12) * layers.paper
     night = night + np.float32(0.35) * layers.dirt * layers.clutter[:, None]
-    return night + np.float32(0.8) * layers.ink * glow[:, None] + np.float32(0.45) * core[:, None]
+    lit: np.ndarray = night + np.float32(0.8) * layers.ink * glow[:, None] + np.float32(0.45) * core[:, None]
+    return lit
 
 
 def _sketch(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
@@ -315,7 +321,8 @@ def _lookup(shape: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Signed distance in radii at (u, v), from the nearest cell of the shape's table: float32 (B, 32, 32)."""
     scale = np.float32(_CELLS / (2 * _REACH))
     column, row = (((w + np.float32(_REACH)) * scale).clip(0, _CELLS - 1).astype(np.int64) for w in (u, v))
-    return _tables()[shape[:, None, None], row, column]
+    distance: np.ndarray = _tables()[shape[:, None, None], row, column]
+    return distance
 
 
 @cache
@@ -385,7 +392,8 @@ def _signed(points: Points, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         nearest = np.minimum(nearest, (x - ax - along * ex) ** 2 + (y - ay - along * ey) ** 2)
         if ay != by:
             inside ^= ((ay > y) != (by > y)) & (x < ax + (y - ay) * (ex / ey))
-    return np.where(inside, -1.0, 1.0) * np.sqrt(nearest)
+    signed: np.ndarray = np.where(inside, -1.0, 1.0) * np.sqrt(nearest)
+    return signed
 
 
 _LEADS = ("a photo of {}", "a picture of {}", "an image of {}", "a drawing of {}", "{}")

@@ -1,4 +1,4 @@
-"""What a dataset is before it is decoded, and the sources that need nothing but files: digits and idx."""
+"""What a dataset is before it is decoded, and the sources that need no download: digits, drawn shapes and idx."""
 
 import gzip
 import re
@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
+from promptfed.data import shapes
 from promptfed.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"})
@@ -117,6 +118,18 @@ def digits() -> Located:
         return _arrays(images, data.target, tuple(str(d) for d in range(10)), "digit")
 
     return Located("scikit-learn digits", read)
+
+
+def drawn() -> Located:
+    """The pictures of `shapes`; their styles are the domains."""
+
+    def read(scratch: Path) -> Source:
+        scenes = shapes.sample(shapes.COUNT, seed=0)
+        images = shapes.draw(scenes, seed=0).transpose(0, 2, 3, 1)  # (N, 32, 32, 3)
+        source = _arrays(images, scenes.shape, shapes.SHAPES, "picture")
+        return replace(source, domains=shapes.STYLES, domain=scenes.style)
+
+    return Located(f"drawn shapes {shapes.VERSION}", read)
 
 
 _IDX = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test|valid)[-.]images[-.]idx3[-.]ubyte(?P<zip>\.gz)?")

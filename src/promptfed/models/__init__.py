@@ -1,12 +1,14 @@
 """Backbones by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
-from ..errors import unknown
+from ..errors import UserError, unknown
 from .base import Model
+from .clip import CLIP
 from .cnn import cnn
-from .vit import vit
+from .vit import ViT, vit
 
 # name -> (builder of (image, classes, seed), one line for people)
 BACKBONES: dict[str, tuple[Callable[[tuple[int, int, int], int, int], Model], str]] = {
@@ -19,10 +21,28 @@ BACKBONES: dict[str, tuple[Callable[[tuple[int, int, int], int, int], Model], st
 }
 
 
-def build(name: str, image: tuple[int, int, int], classes: int, seed: int) -> Model:
-    if name not in BACKBONES:
+def build(name: str, image: tuple[int, int, int], classes: int, seed: int, names: Sequence[str] | None = None) -> Model:
+    """A backbone by its name here, or pre-trained: by hub id ("owner/name"), folder or file.
+
+    A pre-trained CLIP needs the `names` of the classes; pre-trained models have an image size of their own.
+    """
+    if name in BACKBONES:
+        return BACKBONES[name][0](image, classes, seed)
+    if "/" not in name and not Path(name).expanduser().exists():
         raise unknown("backbone.name", name, BACKBONES)
-    return BACKBONES[name][0](image, classes, seed)
+    from .load import load  # brings the tokenizer and the hub along
+
+    model = load(name, classes, seed, names)
+    if model.image != image:
+        raise UserError(
+            f'dataset.size: backbone "{name}" takes {_size(model.image)}, got {_size(image)}; '
+            f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
+        )
+    return model
 
 
-__all__ = ["BACKBONES", "Model", "build"]
+def _size(image: tuple[int, int, int]) -> str:
+    return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
+
+
+__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build"]

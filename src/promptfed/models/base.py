@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..params import Params
+from .preprocess import Preprocess
 
 
 @dataclass
@@ -17,7 +18,8 @@ class Model(ABC):
 
     `weights` are the values it comes with. They stay frozen unless a tuning trains a copy of them; the functions below
     therefore take the weights to use as an argument. A pixel prompt needs no slot of its own (it is added to x);
-    `width` is the size of a token for backbones that take tokens, and None for the others.
+    `width` is the size of a token for backbones that take tokens, and None for the others. Pre-trained weights come
+    with the `preprocess` that their images need.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Model(ABC):
     classes: int
     weights: Params = field(repr=False, default_factory=dict)
     width: int | None = None
+    preprocess: Preprocess | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:

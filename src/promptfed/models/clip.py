@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,40 +15,60 @@ from ..errors import UserError
 from ..params import Params
 from ..seeding import torch_rng
 from .base import Model, normal
+from .resnet import ResNet
 from .text import Sentences, TextTower
 from .transformer import block_weights, norm_weights
-from .vit import Mode, Prompts, ViT, check_patches, vit_weights
+from .vit import Mode, Prompts, ViT, check_patches, head_weights, vit_weights
+
+if TYPE_CHECKING:
+    from .tokenizer import Position, Tokenizer
 
 
 @dataclass
 class CLIP(Model):
-    """`width` is that of the image tower's tokens, `text_width` that of the text tower's context vectors.
+    """`width` is that of the image tower's tokens, None for a ResNet; `text_width` that of the context vectors.
 
-    Image features and text features are unit vectors; logits are their cosines times the learned scale. A tuning that
-    changes the text side takes text() and logits(); classify() compares with `sentences`, one for each class.
+    Image features and text features are unit vectors; logits are their cosines times the learned scale. A tuning of
+    the text side makes its own sentences() and takes text() and logits(); classify() is CLIP's zero-shot prediction.
     """
 
-    image_tower: ViT = field(kw_only=True)
+    image_tower: ViT | ResNet = field(kw_only=True)
     text_tower: TextTower = field(kw_only=True)
-    sentences: Sentences | None = field(kw_only=True, default=None, repr=False)
+    tokenizer: Tokenizer | None = field(default=None, kw_only=True, repr=False)
+    names: tuple[str, ...] = field(default=(), kw_only=True)  # of the classes
+    template: str = field(default="a photo of a {}.", kw_only=True)
+    _zero_shot: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def text_width(self) -> int:
         return self.weights["body.text.tokens"].shape[1]
 
-    @property
-    def context_length(self) -> int:
-        return len(self.weights["body.text.position"])
-
     def features(
         self, weights: Params, x: Tensor, tokens: Tensor | Prompts | None = None, mode: Mode = "deep"
     ) -> Tensor:
         """x (B, C, H, W) -> (B, d). Tokens enter the image tower: at layer 0, or each at its layer (ViT.encode)."""
-        return self.join(weights, self.image_tower.features(weights, x, tokens, mode))
+        if isinstance(self.image_tower, ViT):
+            return self.join(weights, self.image_tower.features(weights, x, tokens, mode))
+        return self.join(weights, self.image_tower.features(weights, x))
 
     def join(self, weights: Params, features: Tensor) -> Tensor:
-        """What the image tower makes, (B, width), in the space of both: (B, d)."""
-        return F.normalize(F.linear(features, weights["body.image.proj"]), dim=-1)
+        """What the image tower makes of an image, in the space of both: (B, d). A ResNet's pooling is there already."""
+        if "body.image.proj" in weights:
+            features = F.linear(features, weights["body.image.proj"])
+        return F.normalize(features, dim=-1)
+
+    def sentences(self, template: str = "{}.", context: int = 0, position: Position = "end") -> Sentences:
+        """One for each class, with slots for `context` vectors (Tokenizer.sentences)."""
+        if self.tokenizer is None or not self.names:
+            raise UserError(f'backbone.name = "{self.name}" needs the names of the classes, which the dataset has not')
+        made = self.tokenizer.sentences(self.names, template, context, position)
+        return made.to(self.weights["body.text.tokens"].device)
+
+    def words(self, text: str) -> Tensor:
+        """(L, text_width): the token embeddings of a text, to start context vectors from."""
+        if self.tokenizer is None:
+            raise UserError(f'backbone.name = "{self.name}" has no tokenizer')
+        return self.weights["body.text.tokens"][self.tokenizer.words(text)].clone()
 
     def text(
         self,
@@ -64,9 +85,32 @@ class CLIP(Model):
         return weights["body.scale"].exp() * image @ text.T
 
     def classify(self, weights: Params, features: Tensor) -> Tensor:
-        if self.sentences is None:
-            raise UserError(f'backbone.name = "{self.name}" needs the names of the classes, which the dataset has not')
-        return self.logits(weights, features, self.text(weights, self.sentences))
+        return self.logits(weights, features, self.zero_shot(weights))
+
+    def zero_shot(self, weights: Params) -> Tensor:
+        """(classes, d): text features of the template. Computed once, as long as the text tower is the model's own."""
+        own = all(weights[name] is p for name, p in self.weights.items() if name.startswith("body.text."))
+        if own and self._zero_shot is not None:
+            return self._zero_shot
+        text = self.text(weights, self.sentences(self.template))
+        if own:
+            self._zero_shot = text
+        return text
+
+    def to(self, device: torch.device) -> CLIP:
+        super().to(device)
+        self._zero_shot = None
+        return self
+
+
+def image_vit(model: CLIP, classes: int, seed: int, name: str) -> ViT:
+    """The image tower alone, up to its last norm, with a fresh linear head from the seed."""
+    tower, at = model.image_tower, "body.image."
+    if not isinstance(tower, ViT) or tower.width is None:
+        raise UserError(f'backbone.name = "{model.name}": its image tower is not a transformer')
+    body = {n.replace(at, "body.", 1): p for n, p in model.weights.items() if n.startswith(at) and n != f"{at}proj"}
+    weights = body | head_weights(torch_rng(seed, "head"), classes, tower.width)
+    return replace(tower, name=name, classes=classes, weights=weights, at="body", preprocess=model.preprocess)
 
 
 def clip(

@@ -33,9 +33,8 @@ class Sentences:
             [-1 - places.index(i) if i in places else token for i, token in enumerate(row)]
             for row, places in zip(rows, slots, strict=True)
         ]
-        shared = next(
-            (i for i, column in enumerate(zip(*marked, strict=False)) if len(set(column)) > 1 or i in ends), min(ends)
-        )
+        columns = enumerate(zip(*marked, strict=False))  # as far as the shortest one goes
+        shared = next((i for i, column in columns if len(set(column)) > 1), min(ends))
         if shared < 1:
             raise ValueError("sentences begin with the same start token")
         plain = next((i for i in range(shared) if marked[0][i] < 0), shared)
@@ -73,6 +72,9 @@ class TextTower:
         is computed once, (1, P, width), and the classes' own tokens (C, N - P, width) attend to it besides themselves.
         """
         at, deep = self.at, deep or {}
+        slots, given = sentences.slots.shape[1], 0 if context is None else context.shape[-2]
+        if slots != given:
+            raise ValueError(f"{given} context vectors for {slots} slots")
         prompts = [p for p in (context, *deep.values()) if p is not None]
         cut = sentences.plain if any(p.ndim == 3 for p in prompts) else sentences.shared
         classes, length = sentences.ids.shape
