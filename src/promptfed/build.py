@@ -58,7 +58,12 @@ def split(config: Config, file: Path | None = None) -> Federation:
 def build_model(config: Config, dataset: Dataset) -> Model:
     channels, height, width = dataset.images.shape[1:]
     image = (channels, height, width)
-    return models.build(config.backbone.name, image, len(dataset.classes), config.seed, dataset.classes)
+    model = models.build(config.backbone.name, image, len(dataset.classes), config.seed, dataset.classes)
+    if config.backbone.part == "whole":
+        return model
+    if not isinstance(model, models.CLIP):
+        raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
+    return models.image_vit(model, len(dataset.classes), config.seed, model.name)
 
 
 def clients(parts: Parts, folder: Path) -> LocalClients:
@@ -108,7 +113,14 @@ def host_from(description: dict[str, Any]) -> Host:
 def _host(parts: Parts, store: Path) -> Host:
     config = parts.config
     return Host(
-        parts.method, parts.model, parts.federation, Store(store), config.seed, parts.device, config.engine.block
+        parts.method,
+        parts.model,
+        parts.federation,
+        Store(store),
+        config.seed,
+        parts.device,
+        config.engine.block,
+        config.engine.frozen_gb * 1e9,
     )
 
 

@@ -23,7 +23,7 @@ def list_methods() -> Rows:
                 "tunes": methods.tunes(method),
                 "travels": " + ".join(travels) or "nothing",
                 "private": " + ".join(private) or "nothing",
-                "backbones": "transformers" if name == "pfedpt-tokens" else "any",
+                "backbones": methods.backbones(method),
                 "settings": {
                     key: {"default": info.default, "description": info.description}
                     for key, info in methods.fields(name).items()

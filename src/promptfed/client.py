@@ -7,7 +7,7 @@ A method's loss is written for one client. A block of K > 1 clients is trained a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,25 +21,27 @@ from .params import Params
 from .seeding import rng
 from .tuning import Optimizer
 
-_Fields = tuple[Tensor, Tensor, Tensor | None, Tensor, Params]  # x, y, weight, noise, extra of a Batch
+_Fields = tuple[Tensor, Tensor, Tensor | None, Tensor, Params, Params]  # of a Batch, but for its tokens
 
 CHUNK = 128  # samples a forward pass where no gradient is needed
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Images as they are stored, and how they are normalised."""
+    """Images as they are stored, and how they are normalised; or in their place what is frozen of them."""
 
     x: Tensor  # (n, C, H, W) uint8
     y: Tensor  # (n,)
     mean: Tensor  # (C, 1, 1), on the scale of x
     std: Tensor  # (C, 1, 1)
+    frozen: Params = field(default_factory=dict)  # (n, ...) each; x is (n, 0) then
 
     def __len__(self) -> int:
         return len(self.y)
 
     def images(self, index: Tensor | slice) -> Tensor:
-        return (self.x[index].float() - self.mean) / self.std
+        x = self.x[index].float()
+        return x if self.frozen else (x - self.mean) / self.std
 
 
 @dataclass
@@ -185,9 +187,9 @@ def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
     offsets = [0, *np.cumsum([len(part) for part in parts]).tolist()][:-1]
     if len(parts) == 1:
         return parts[0], offsets
-    return Samples(
-        torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), parts[0].mean, parts[0].std
-    ), offsets
+    x, y = (torch.cat(values) for values in zip(*((p.x, p.y) for p in parts), strict=True))
+    frozen = {name: torch.cat([p.frozen[name] for p in parts]) for name in parts[0].frozen}
+    return Samples(x, y, parts[0].mean, parts[0].std, frozen), offsets
 
 
 def _batch(
@@ -200,7 +202,8 @@ def _batch(
     drawn = torch.tensor(sizes, device=device, dtype=torch.float32)
     if len(indices) == 1:
         at = torch.from_numpy(indices[0]).to(device)
-        return (samples.images(at), samples.y[at], None, noise[0], {k: v[at] for k, v in extra.items()}), active, drawn
+        one = (samples.images(at), samples.y[at], None, noise[0], _take(extra, at), _take(samples.frozen, at))
+        return one, active, drawn
     width = max(sizes)
     flat = np.zeros((len(indices), width), np.int64)
     weight = np.zeros((len(indices), width), np.float32)
@@ -218,7 +221,8 @@ def _batch(
         fold(samples.y[at]),
         torch.from_numpy(weight).to(device),
         noise,
-        {k: fold(v[at]) for k, v in extra.items()},
+        {k: fold(v) for k, v in _take(extra, at).items()},
+        {k: fold(v) for k, v in _take(samples.frozen, at).items()},
     )
     return batch, active, drawn
 
@@ -241,7 +245,11 @@ def _chunks(samples: Samples) -> Iterator[Batch]:
     for i in range(0, len(samples), CHUNK):
         at = slice(i, i + CHUNK)
         noise = torch.from_numpy(rng(0, "evaluation", i).random(2, np.float32)).to(samples.y.device)
-        yield Batch(samples.images(at), samples.y[at], None, noise, {})
+        yield Batch(samples.images(at), samples.y[at], None, noise, {}, _take(samples.frozen, at))
+
+
+def _take(values: Params, at: Tensor | slice) -> Params:
+    return {name: v[at] for name, v in values.items()}
 
 
 def _context(work: Work, phase: Phase, model: Model) -> Context:

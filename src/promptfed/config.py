@@ -27,7 +27,8 @@ class _Section(BaseModel):
 class Backbone(_Section):
     """The [backbone] section."""
 
-    name: str = Field("cnn", description="a backbone's name: `promptfed list backbones`")
+    name: str = Field("cnn", description="a name of `promptfed list backbones`, a hub id, or a path")
+    part: Literal["whole", "image"] = Field("whole", description="of a CLIP: all of it, or its image tower with a head")
 
 
 class Evaluation(_Section):
@@ -41,7 +42,7 @@ class Evaluation(_Section):
     )
     pooled: Literal["every", "last", "never"] = Field(
         "every",
-        description="when personal models are scored on everybody's test data, which costs clients x test set: at every "
+        description="when personal models are scored on everybody's test data (costs clients x test set): at every "
         "evaluation, at the last one, or never (then there is no global accuracy)",
     )
 
@@ -53,6 +54,7 @@ class Engine(_Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
     workers: int = Field(0, ge=0, description="processes; 0: one a core on a CPU, one on an accelerator")
     block: int = Field(1, ge=1, description="clients that are trained as one stacked computation (for accelerators)")
+    frozen_gb: float = Field(8.0, ge=0, description="disk space for values of frozen weights, which are computed once")
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
 
 

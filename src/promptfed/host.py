@@ -12,7 +12,8 @@ import torch
 
 from . import params as P
 from .client import Samples, Score, Work, evaluate, train
-from .data import Dataset, Federation
+from .data import Federation
+from .frozen import FrozenValues, normalisation
 from .method import Context, Method, Phase
 from .models import Model
 from .params import Params
@@ -35,11 +36,16 @@ class Host:
     seed: int
     device: torch.device
     block: int = 1  # clients that are trained as one
+    frozen_bytes: float = 8e9  # of frozen values that may be kept on disk
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.init = P.to(self.method.tuning.init(self.model, self.seed), self.device)
         self._pooled: Samples | None = None
+        self._frozen: FrozenValues | None = None
+        if self.method.tuning.frozen_name(self.model):
+            data = self.federation.dataset
+            self._frozen = FrozenValues(self.method.tuning, self.model, data, self.device, self.frozen_bytes)
 
     def close(self) -> None:
         self.store.close()
@@ -74,11 +80,12 @@ class Host:
         return Work(client, self.samples(self.federation.sites[client].train), start, down, memory)
 
     def samples(self, index: np.ndarray) -> Samples:
-        data: Dataset = self.federation.dataset
-        scale = self.model.preprocess or data  # a pre-trained model wants the normalisation that it was trained with
-        mean, std = (torch.tensor(v, device=self.device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
-        images, labels = torch.from_numpy(data.images[index]), torch.from_numpy(data.labels[index])
-        return Samples(images.to(self.device), labels.to(self.device), mean, std)
+        data = self.federation.dataset
+        mean, std = normalisation(self.model, data, self.device)
+        labels = torch.from_numpy(data.labels[index]).to(self.device)
+        if self._frozen:
+            return Samples(labels.new_empty(len(labels), 0), labels, mean, std, self._frozen(index))
+        return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std)
 
     def enroll(self, client: int) -> Params:
         labels = torch.from_numpy(self.federation.dataset.labels[self.federation.sites[client].train])

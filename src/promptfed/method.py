@@ -46,6 +46,7 @@ class Batch(NamedTuple):
     weight: Tensor | None  # (B,) 1 for a sample, 0 for padding; None where all are samples
     noise: Tensor  # (2,) uniform numbers of this batch, for tunings that draw
     extra: Params  # what prepare() gave for these samples
+    frozen: Params  # what the tuning's frozen() gave for them; x is empty (B, 0) then
     tokens: Tensor | None = None  # (T, width), set by a token prompt for the tuning that it wraps
 
     def mean(self, values: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ class Batch(NamedTuple):
 
         weight = None if self.weight is None else cut(self.weight)
         extra = {name: cut(v) for name, v in self.extra.items()}
-        return self._replace(x=cut(self.x), y=cut(self.y), weight=weight, extra=extra)
+        frozen = {name: cut(v) for name, v in self.frozen.items()}
+        return self._replace(x=cut(self.x), y=cut(self.y), weight=weight, extra=extra, frozen=frozen)
 
 
 @dataclass(frozen=True)

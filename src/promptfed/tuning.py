@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import UserError
-from .models import Model
+from .models import CLIP, Model, ViT
+from .models.base import normal
+from .models.text import Sentences
 from .params import Params
 from .seeding import torch_rng
 
@@ -56,6 +59,15 @@ class Tuning(BaseModel):
     def init(self, model: Model, seed: int) -> Params:
         raise NotImplementedError
 
+    def frozen_name(self, model: Model) -> str:
+        """What frozen() gives, such that two things of one name are equal; empty if it gives nothing."""
+        return ""
+
+    def frozen(self, model: Model, x: Tensor) -> Params:
+        """Values (B, ...) of samples that depend on frozen weights only: computed once and given back in batch.frozen,
+        in place of the images."""
+        return {}
+
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """(B, d): what the head sees."""
         return model.features({**model.weights, **params}, batch.x, batch.tokens)
@@ -80,6 +92,120 @@ class Full(Tuning):
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
+
+
+class HeadOnly(Tuning):
+    """A linear head on frozen features."""
+
+    about: ClassVar[str] = "the head"
+
+    def check(self, model: Model) -> None:
+        if "head.weight" not in model.weights:
+            raise UserError(f'backbone.name = "{model.name}" has no head to tune')
+
+    def init(self, model: Model, seed: int) -> Params:
+        return {name: model.weights[name].clone() for name in ("head.weight", "head.bias")}
+
+    def frozen_name(self, model: Model) -> str:
+        return "features"
+
+    def frozen(self, model: Model, x: Tensor) -> Params:
+        return {"features": model.features(model.weights, x)}
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        if batch.frozen:
+            return batch.frozen["features"]
+        return model.features(model.weights, batch.x, batch.tokens)  # inside a private prompt, which changes the input
+
+
+class Tokens(Tuning):
+    """Prompt tokens in a frozen vision transformer, and a head: Jia et al., "Visual Prompt Tuning" (ECCV 2022)."""
+
+    roles: ClassVar[dict[str, str]] = {"tokens.": "body", "head.": "head"}
+    about: ClassVar[str] = "prompt tokens + head"
+
+    tokens: int = Field(10, ge=1, description="prompt tokens at each of their layers")
+    layers: Literal["first", "all"] | tuple[int, ...] = Field(
+        "first", description="layers that tokens enter, counted from 0: the first (shallow), all (deep), or a list"
+    )
+    mode: Literal["deep", "stay"] = Field("deep", description="tokens take the place of earlier ones, or join them")
+
+    def at(self, model: Model) -> tuple[int, ...]:
+        assert isinstance(model, ViT)
+        return {"first": (0,), "all": tuple(range(model.depth))}.get(str(self.layers)) or tuple(self.layers)  # type: ignore[arg-type]
+
+    def check(self, model: Model) -> None:
+        if not isinstance(model, ViT):
+            raise UserError(f'backbone.name = "{model.name}" takes no tokens (of a CLIP: backbone.part=image)')
+        layers = self.at(model)
+        if not layers or not all(0 <= i < model.depth for i in layers):
+            raise UserError(f'method.layers = {list(layers)} must be layers of "{model.name}": 0 to {model.depth - 1}')
+
+    def init(self, model: Model, seed: int) -> Params:
+        assert isinstance(model, ViT)
+        g, width = torch_rng(seed, "tokens"), model.weights[f"{model.at}.cls"].shape[-1]
+        bound = math.sqrt(6 / (3 * model.patch**2 + width))  # as VPT starts them
+        shape = (self.tokens, width)
+        tokens = {f"tokens.{i}": torch.empty(shape).uniform_(-bound, bound, generator=g) for i in self.at(model)}
+        return {**tokens, **{name: model.weights[name].clone() for name in ("head.weight", "head.bias")}}
+
+    def frozen_name(self, model: Model) -> str:
+        first = min(self.at(model))
+        return f"input of layer {first}" if first else ""  # in front of the first layer there is nothing to save
+
+    def frozen(self, model: Model, x: Tensor) -> Params:
+        assert isinstance(model, ViT)
+        return {"hidden": model.encode(model.weights, model.embed(model.weights, x), stop=min(self.at(model)))}
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        assert isinstance(model, ViT)
+        h = batch.frozen["hidden"] if batch.frozen else model.embed(model.weights, batch.x)
+        prompts = {i: params[f"tokens.{i}"] for i in self.at(model)}
+        h = model.encode(model.weights, h, prompts, self.mode, start=min(prompts))
+        return model.norm(model.weights, h[:, 0])
+
+
+class TextContext(Tuning):
+    """Context vectors in front of, around or behind a class name in a frozen CLIP: Zhou et al., "Learning to Prompt for
+    Vision-Language Models" (IJCV 2022); federated as PromptFL by Guo et al. (2022)."""
+
+    roles: ClassVar[dict[str, str]] = {"context": "body"}
+    about: ClassVar[str] = "text context"
+
+    context: int = Field(16, ge=1, description="number of context vectors")
+    name_position: Literal["front", "middle", "end"] = Field("end", description="where the class name stands")
+    _made: tuple[Model, Sentences] | None = PrivateAttr(default=None)
+
+    def check(self, model: Model) -> None:
+        if not isinstance(model, CLIP):
+            raise UserError(f'backbone.name = "{model.name}" has no text tower: text prompts need a CLIP')
+        self.sentences(model)
+
+    def sentences(self, model: Model) -> Sentences:
+        assert isinstance(model, CLIP)
+        if self._made is None or self._made[0] is not model:
+            self._made = (model, model.sentences(context=self.context, position=self.name_position))
+        return self._made[1]
+
+    def init(self, model: Model, seed: int) -> Params:
+        assert isinstance(model, CLIP)
+        return {"context": normal(torch_rng(seed, "context"), self.context, model.text_width)}
+
+    def frozen_name(self, model: Model) -> str:
+        return "features"
+
+    def frozen(self, model: Model, x: Tensor) -> Params:
+        return {"features": model.features(model.weights, x)}
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        if batch.frozen:
+            return batch.frozen["features"]
+        return model.features(model.weights, batch.x, batch.tokens)  # inside a private prompt, which changes the input
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        assert isinstance(model, CLIP)
+        text = model.text(model.weights, self.sentences(model), params["context"])
+        return model.logits(model.weights, features, text)
 
 
 class PrivatePrompt(Tuning):

@@ -2,14 +2,14 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
-from ..tuning import Full, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
+from ..tuning import Full, HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning
 from .fedbabu import FedBabu
 from .fedmtl import FedMtl
 from .fedper import FedPer
@@ -30,31 +30,67 @@ METHODS: dict[str, type[Method]] = {
     "fedmtl": FedMtl,
     "fedbabu": FedBabu,
 }
+# What is tuned, in place of all weights: a kind, and settings of its own.
+TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
+    "head": (HeadOnly, {}),
+    "vpt": (Tokens, {}),
+    "vpt-d": (Tokens, {"layers": "all"}),
+    "promptfl": (TextContext, {}),
+}
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
 FINE_TUNED = {"ft": {"finetune_epochs": 5}}
 # A published name for a composition.
-ALIASES = {"pfedpt": "fedavg+pt", "pfedpt-tokens": "fedavg+st"}
-PAPERS = {"pfedpt": "Li et al., TMLR 2024", "pfedpt-tokens": "Li et al., TMLR 2024, Table 6"}
+ALIASES = {
+    "pfedpt": "fedavg+pt",
+    "pfedpt-tokens": "fedavg+st",
+    "head-tune": "fedavg+head",
+    "fedvpt": "fedavg+vpt",
+    "fedvpt-d": "fedavg+vpt-d",
+    "promptfl": "fedavg+promptfl",
+}
+PAPERS = {
+    "pfedpt": "Li et al., TMLR 2024",
+    "pfedpt-tokens": "Li et al., TMLR 2024, Table 6",
+    "fedvpt": "Jia et al., ECCV 2022, averaged",
+    "fedvpt-d": "Jia et al., ECCV 2022, averaged",
+    "promptfl": "Guo et al., 2022",
+}
 
 
-def parse(name: str) -> tuple[type[Method], list[type[PrivatePrompt]], dict[str, Any]]:
-    """ "fedprox+pt+ft" -> (FedProx, [PixelPrompt], {"finetune_epochs": 5})"""
+class Recipe(NamedTuple):
+    """What a name stands for."""
+
+    kind: type[Method]
+    tuning: type[Tuning]
+    prompts: list[type[PrivatePrompt]]
+    settings: dict[str, Any]
+
+
+def parse(name: str) -> Recipe:
+    """ "fedprox+pt+ft" -> FedProx of Full within a PixelPrompt, with {"finetune_epochs": 5}"""
     head, *plugins = name.split("+")
     base, *own = ALIASES.get(head, head).split("+")
     kind = _import(base) if ":" in base else METHODS.get(base)
     if kind is None:
         raise unknown("method.name", base, [*METHODS, *ALIASES])
-    prompts, settings = [], {}
+    tunings: list[type[Tuning]] = []
+    prompts: list[type[PrivatePrompt]] = []
+    settings: dict[str, Any] = {}
     for plugin in own + plugins:
-        if plugin in PROMPTS:
+        if plugin in TUNINGS:
+            tuning, given = TUNINGS[plugin]
+            tunings.append(tuning)
+            settings.update(given)
+        elif plugin in PROMPTS:
             prompts.append(PROMPTS[plugin])
         elif plugin in FINE_TUNED:
             settings.update(FINE_TUNED[plugin])
         else:
-            raise unknown(f'method.name = "{name}": plug-in', plugin, [*PROMPTS, *FINE_TUNED])
-    if len(prompts) > 1:
-        raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in PROMPTS)} may be given')
-    return kind, prompts, settings
+            raise unknown(f'method.name = "{name}": plug-in', plugin, [*TUNINGS, *PROMPTS, *FINE_TUNED])
+    for count, known in ((len(tunings), TUNINGS), (len(prompts), PROMPTS)):
+        if count > 1:
+            raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in known)} may be given')
+    return Recipe(kind, tunings[0] if tunings else Full, prompts, settings)
 
 
 def _import(name: str) -> type[Method]:
@@ -71,26 +107,31 @@ def _import(name: str) -> type[Method]:
 
 def fields(name: str) -> dict[str, FieldInfo]:
     """The settings of a method or composition: its own and its tuning's, in one flat namespace."""
-    base, prompts, preset = parse(name)
-    found = {key: info for kind in (base, *prompts) for key, info in kind.model_fields.items()}
-    for key, value in preset.items():
+    recipe = parse(name)
+    kinds = (recipe.kind, recipe.tuning, *recipe.prompts)
+    found = {key: info for kind in kinds for key, info in kind.model_fields.items()}
+    for key, value in recipe.settings.items():
         found[key] = FieldInfo.merge_field_infos(found[key], default=value)
     return {key: info for key, info in found.items() if key not in ("tuning", "inner")}
 
 
 def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    base, prompts, preset = parse(name)
-    given = {**preset, **(settings or {})}
+    recipe = parse(name)
+    given = {**recipe.settings, **(settings or {})}
     allowed = fields(name)
     for key in given:
         if key not in allowed:
             known = ", ".join(sorted(allowed))
             raise UserError(f'method.{key} is not a setting of "{name}"{nearest(key, allowed)} (allowed: {known})')
+
+    def of(kind: type[Tuning]) -> dict[str, Any]:
+        return {key: given.pop(key) for key in list(given) if key in kind.model_fields}
+
     try:
-        tuning: Tuning = Full()
-        for kind in prompts:
-            tuning = kind(inner=tuning, **{key: given.pop(key) for key in list(given) if key in kind.model_fields})
-        return base(tuning=tuning, **given)
+        tuning = recipe.tuning(**of(recipe.tuning))
+        for kind in recipe.prompts:
+            tuning = kind(inner=tuning, **of(kind))
+        return recipe.kind(tuning=tuning, **given)
     except ValidationError as error:
         raise one_sentence(error, "method") from None
 
@@ -102,7 +143,18 @@ def settings(method: Method) -> dict[str, Any]:
     while isinstance(tuning, PrivatePrompt):
         found.update(tuning.model_dump(exclude={"inner"}))
         tuning = tuning.inner
-    return found
+    return {**found, **tuning.model_dump()}
+
+
+def backbones(method: Method) -> str:
+    """Which ones it runs on, in words."""
+    kinds, tuning = [], method.tuning
+    while isinstance(tuning, PrivatePrompt):
+        kinds.append(type(tuning))
+        tuning = tuning.inner
+    if isinstance(tuning, TextContext):
+        return "CLIP"
+    return "transformers" if isinstance(tuning, Tokens) or TokenPrompt in kinds else "any"
 
 
 def tunes(method: Method) -> str:
@@ -114,4 +166,4 @@ def tunes(method: Method) -> str:
     return " + ".join([*words, tuning.about])
 
 
-__all__ = ["ALIASES", "METHODS", "PROMPTS", "create", "fields", "parse", "settings", "tunes"]
+__all__ = ["ALIASES", "METHODS", "PROMPTS", "TUNINGS", "backbones", "create", "fields", "parse", "settings", "tunes"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import UserError, unknown
 from .base import Model
-from .clip import CLIP
+from .clip import CLIP, image_vit
 from .cnn import cnn
 from .vit import ViT, vit
 
@@ -45,4 +45,4 @@ def _size(image: tuple[int, int, int]) -> str:
     return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
 
 
-__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build"]
+__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit"]
