@@ -2,7 +2,7 @@
 
 import pytest
 
-from promptfed.methods import ALIASES, METHODS
+from promptfed.methods import METHODS
 from promptfed.testing import check_method
 
 COMPOSITIONS = ("fedprox+pt", "moon+pt", "fedper+pt", "fedrep+pt", "fedavg+ft", "fedprox+ft", "moon+ft", "pfedpt+ft")
@@ -15,7 +15,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in (*METHODS, *ALIASES, *COMPOSITIONS) if "tokens" not in name])
+@pytest.mark.parametrize("name", [*METHODS, "pfedpt", "head-tune", *COMPOSITIONS])
 def test_method(name):
     check_method(name)
 
@@ -25,6 +25,10 @@ def test_variant(name, settings):
     check_method(name, **settings)
 
 
-@pytest.mark.parametrize("name", ["pfedpt-tokens", "fedper"])
+@pytest.mark.parametrize("name", ["pfedpt-tokens", "fedvpt", "fedper+vpt-d"])
 def test_transformer(name):
     check_method(name, backbone="vit-tiny")
+
+
+def test_transformer_with_a_frozen_prefix():
+    check_method("fedvpt", backbone="vit-tiny", layers=(5, 6), mode="stay", tokens=2)

@@ -54,6 +54,8 @@ def test_the_readme_lists_every_method():
     text = (ROOT / "README.md").read_text()
     for method in (*methods.METHODS, *methods.ALIASES):
         assert f"`{method}`" in text, method
+    for plugin in (*methods.PROMPTS, *methods.TUNINGS):
+        assert f"`+{plugin}`" in text, plugin
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)

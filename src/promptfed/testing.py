@@ -6,6 +6,7 @@ check_method("my_module:MyMethod")
 
 from __future__ import annotations
 
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +44,25 @@ def check_method(name: str, backbone: str = "cnn", **settings: Any) -> None:
         key: value for key, value in short.items() if key in known and (key != "finetune_epochs" or known[key].default)
     }
     method = methods.create(name, {**short, **settings})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _cache(folder):
         case = Case(method, models.build(backbone, (3, 16, 16), 4, seed=5), tiny_federation(Path(folder)))
         for check in CHECKS:
             check(case)
     check_settings(name, method)
+
+
+@contextmanager
+def _cache(folder: str) -> Iterator[None]:
+    """Keeps what the checks cache out of the user's own cache."""
+    before = os.environ.get("PROMPTFED_CACHE")
+    os.environ["PROMPTFED_CACHE"] = str(Path(folder) / "cache")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PROMPTFED_CACHE"]
+        else:
+            os.environ["PROMPTFED_CACHE"] = before
 
 
 def tiny_federation(folder: Path, sizes: Sequence[int] = SIZES) -> Federation:
@@ -84,12 +99,16 @@ class Case:
 
     @contextmanager
     def clients(
-        self, block: int = 1, folder: Path | None = None, tap: Callable[[Message], None] | None = None
+        self,
+        block: int = 1,
+        folder: Path | None = None,
+        tap: Callable[[Message], None] | None = None,
+        frozen_bytes: float = 1e9,
     ) -> Iterator[tuple[LocalClients, Host]]:
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(folder or Path(scratch))
             device = torch.device("cpu")
-            host = Host(self.method, self.model, self.federation, store, self.seed, device, block)
+            host = Host(self.method, self.model, self.federation, store, self.seed, device, block, frozen_bytes)
 
             def answer(note: dict[str, Any], blobs: list[bytes]) -> Message:
                 said = host(note, blobs)

@@ -97,6 +97,7 @@ class Full(Tuning):
 class HeadOnly(Tuning):
     """A linear head on frozen features."""
 
+    roles: ClassVar[dict[str, str]] = {"head.": "head"}
     about: ClassVar[str] = "the head"
 
     def check(self, model: Model) -> None:
