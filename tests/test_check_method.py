@@ -30,5 +30,10 @@ def test_transformer(name):
     check_method(name, backbone="vit-tiny")
 
 
-def test_transformer_with_a_frozen_prefix():
-    check_method("fedvpt", backbone="vit-tiny", layers=(5, 6), mode="stay", tokens=2)
+@pytest.mark.parametrize("name", ["fedvpt", "fedavg+vpt+pt", "fedavg+vpt+st"])
+def test_transformer_with_prompts_in_its_last_layers(name):
+    check_method(name, backbone="vit-tiny", layers=(6, 7), mode="stay", tokens=2)
+
+
+def test_frozen_clip():
+    check_method("promptfl", backbone="clip-mini", size=32, context=3)

@@ -133,17 +133,15 @@ def wait_for_round(folder: Path, round: int, process: subprocess.Popen) -> None:
 
 
 def test_ctrl_c_leaves_a_resumable_run_and_says_how(promptfed, env, tmp_path):
-    words = [
-        sys.executable,
-        "-c",
-        "from promptfed.cli import main; main()",
-        "run",
-        "method=fedavg",
-        "rounds=500",
-        *TINY,
-    ]
     process = subprocess.Popen(
-        [*words, "--out", "long"], env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*COMMAND, "run", "method=fedavg", "rounds=5000", *TINY, "--out", "long"],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Whoever runs the tests in the background has it ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_for_round(tmp_path / "long", 2, process)
     process.send_signal(signal.SIGINT)
@@ -162,6 +160,8 @@ def test_only_rounds_and_engine_change_on_resuming(promptfed):
     assert "seed cannot be changed when a run is resumed" in said
     assert "holds no run to resume" in promptfed("run", "--resume", "--out", "nothing", code=1)
     assert "--resume needs --out" in promptfed("run", "--resume", code=1)
+    promptfed("run", "--resume", "--out", "mine", "rounds=2")
+    assert "rounds = 1 is less than the 2 rounds" in promptfed("run", "--resume", "--out", "mine", "rounds=1", code=1)
 
 
 def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):
@@ -219,6 +219,13 @@ def test_list(promptfed, what):
         (["run", "backbone=vit-tny"], 'did you mean "vit-tiny"'),
         (["run", "dataset.size=12"], "dataset.size"),
         (["run", "method.prompt_size=16"], "method.prompt_size = 16"),
+        (["run", "method.prompt_size=20"], "method.prompt_size = 20"),
+        (["run", "method=fedvpt"], "takes no tokens"),
+        (["run", "method=promptfl"], "text prompts need a CLIP"),
+        (["run", "method.mju=0.1", "method=fedprox"], 'did you mean "mu"'),
+        (["run", "method.name=5"], "method.name = 5"),
+        (["compare", "--methods", "local,local"], '"local" is there twice'),
+        (["compare", "--methods", "local", "--seeds", "0,0"], "must be different numbers"),
         (["run", "method=pfedpt-tokens"], "backbone.name"),
         (["run", "rounds"], "is neither a file nor a preset"),
         (["list", "methds"], 'did you mean "methods"'),

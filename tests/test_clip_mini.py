@@ -59,11 +59,11 @@ def test_other_words_fall_apart_into_letters(words: Tokenizer) -> None:
 def test_zero_shot_on_styles_of_its_pre_training(model: CLIP) -> None:
     scenes = shapes.sample(1600, seed=4321, styles=shapes.SEEN_STYLES)
     scenes = scenes.take(np.flatnonzero(~shapes.unseen(scenes.shape, scenes.colour)))
-    assert SEEN_LOW < accuracy(model, scenes) < SEEN_HIGH
+    assert 72 < accuracy(model, scenes) < 83
 
 
 def test_zero_shot_on_held_out_styles(model: CLIP) -> None:
-    assert UNSEEN_LOW < accuracy(model, shapes.sample(1600, seed=4321, styles=shapes.UNSEEN_STYLES)) < UNSEEN_HIGH
+    assert 48 < accuracy(model, shapes.sample(1600, seed=4321, styles=shapes.UNSEEN_STYLES)) < 60
 
 
 def test_equals_transformers(model: CLIP, words: Tokenizer) -> None:
@@ -80,4 +80,4 @@ def test_equals_transformers(model: CLIP, words: Tokenizer) -> None:
     with torch.no_grad():
         expected = theirs(input_ids=ids, pixel_values=x).logits_per_image
         ours = model.classify(model.weights, model.features(model.weights, x))
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)

@@ -53,7 +53,7 @@ def test_each_sample_is_computed_once_for_all_readers(data, model):
     again = FrozenValues(Counted(), model, data, CPU, 1e9)  # another run or process
     assert torch.equal(again(index)["features"], values)
     assert torch.equal(again(np.array([9, 2]))["features"], values[[2, 1]])
-    assert sum(SEEN) == 3 + 2  # and one sample each, to learn the shape
+    assert sum(SEEN) == len(data) + 2  # one chunk, and one sample each to learn the shape
 
 
 def test_other_weights_or_normalisation_are_another_entry(data, model):
@@ -140,3 +140,32 @@ def test_a_tuning_refuses_a_model_without_its_slot(name, backbone, says):
 def test_layers_must_exist(model):
     with pytest.raises(ValueError, match=r"method\.layers = \[3, 8\] must be layers"):
         methods.create("fedvpt", {"layers": (3, 8)}).tuning.check(model)
+
+
+def test_a_value_does_not_depend_on_who_asked_first(data):
+    """Kernels round by the size of a batch: the CNN's differ already between 3 and 61 images."""
+    model = models.build("cnn", (3, 16, 16), 4, 0)
+    some = FrozenValues(HeadOnly(), model, data, CPU, 1e9)(np.array([3, 1, 50]))["features"]
+    cache.discard(cache.root() / "frozen")
+    everyone = FrozenValues(HeadOnly(), model, data, CPU, 1e9)(np.arange(len(data)))["features"]
+    assert torch.equal(some, everyone[[3, 1, 50]])
+    with pytest.warns(UserWarning, match="anew"):
+        anew = FrozenValues(HeadOnly(), model, data, CPU, 0)(np.array([3, 1, 50]))["features"]
+    assert torch.equal(some, anew)
+
+
+def test_tokens_within_a_private_prompt_go_through_all_layers(data, model):
+    tuning = methods.create("fedavg+vpt+st", {"layers": (3, 5), "tokens": 2, "prompt_tokens": 1}).tuning
+    params = tuning.init(model, 0)
+    x = normalised(data, np.arange(4))
+    ctx = Context({}, {}, Phase({}, 1), torch.tensor(4), torch.zeros(4))
+    batch = Batch(x, torch.zeros(4, dtype=torch.long), None, torch.zeros(2), {}, {})
+    prompts = {0: params["prompt.tokens"], 3: params["tokens.3"], 5: params["tokens.5"]}
+    expected = model.features(model.weights, x, prompts, "deep")
+    torch.testing.assert_close(tuning.features(model, params, batch, ctx), expected)
+
+
+def test_moon_refuses_frozen_features(model):
+    method = methods.create("moon+head")
+    with pytest.raises(ValueError, match="Moon contrasts features"):
+        method.check(model, method.tuning.init(model, 0))

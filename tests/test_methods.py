@@ -753,7 +753,7 @@ COMPOSITIONS = sorted(
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_settings_make_the_same_method_again(name: str) -> None:
     other = {"lr": 0.123, "batch_size": 7}
-    if "pt" in name:
+    if "prompt_lr" in methods.fields(name):
         other |= {"prompt_lr": 0.4}
     for method in (create(name), create(name, other)):
         found = settings(method)
@@ -804,7 +804,7 @@ def test_plain_methods_tune_all_weights() -> None:
         (
             "fedavg+pf",
             {},
-            r'^method\.name = "fedavg\+pf": plug-in = "pf" is unknown; did you mean "[fp]t"\?.*ft, pt, st',
+            r'^method\.name = "fedavg\+pf": plug-in = "pf" is unknown; did you mean "[fp]t"\?.*ft, head',
         ),
         ("fedavg+", {}, r'^method\.name = "fedavg\+": plug-in = "" is unknown'),
         ("fedavg+pt+st", {}, r'^method\.name = "fedavg\+pt\+st": at most one of \+pt, \+st'),

@@ -74,6 +74,7 @@ def test_what_nobody_has_data_for_is_none(scores: list[Scores]) -> None:
     for one_model in (True, False):
         found = summary(scores, 3, one_model)
         assert set(found.pop("local").values()) == {None}
+        assert found.pop("clients") == 0
         assert set(found.values()) == {None}
 
 

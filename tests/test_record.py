@@ -136,7 +136,7 @@ def test_the_rest_of_a_result() -> None:
     found = result(lines, {"method": "fedavg"})
     assert found["method"] == "fedavg"
     assert found["rounds"] == 3
-    assert found["passes"] == {"train": 30, "adapt_last": 3}
+    assert found["passes"] == {"train": 30, "adapt_last": 3, "after_local_all": 0}
     assert found["seconds"] == {"train": 3.0, "evaluate": 1.0}
     assert found["left_out"] == [
         {"round": 1, "client": 3, "why": "no answer"},

@@ -301,7 +301,9 @@ def test_locally_trained_models_of_whom(after_local: str, scored: list[bool], as
     assert [entry[2] for entry in clients.asked("train")] == scored
     assert [entry[3] for entry in clients.asked("evaluate")] == asked
     rows = [len(line["after_local"]["clients"]) if "after_local" in line else 0 for line in notes.lines]
-    assert rows == {"none": [0, 0], "participants": [1, 1], "all": [1, 3]}[after_local]
+    assert rows == {"none": [0, 0], "participants": [1, 1], "all": [1, 1]}[after_local]
+    everyone = [len(line["after_local_all"]["clients"]) for line in notes.lines if "after_local_all" in line]
+    assert everyone == ([3] if after_local == "all" else [])
 
 
 @pytest.mark.parametrize(

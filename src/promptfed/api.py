@@ -50,7 +50,7 @@ def run(
     if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
         given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
     tables = [without_compare(C.read(preset))] if preset else []
-    tables.append(undot(given))
+    tables.append(C.undot(given.items()))
     if resume:
         configuration, folder = resumed(Path(out) if out else None, tables)
     else:
@@ -70,7 +70,11 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> tuple[C.C
     for key in (key for table in changes for key in table):
         if key not in allowed:
             raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {', '.join(sorted(allowed))})")
-    return C.make(C.read(file), *changes), out
+    config = C.make(C.read(file), *changes)
+    done = len(record.read_lines(out))
+    if config.rounds < done:
+        raise UserError(f"rounds = {config.rounds} is less than the {done} rounds that the run has behind it")
+    return config, out
 
 
 def execute(
@@ -135,12 +139,3 @@ def fresh(config: C.Config) -> Path:
 
 def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key != "compare"}
-
-
-def undot(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"eval.every": 5} -> {"eval": {"every": 5}}, as on the command line."""
-    table: dict[str, Any] = {}
-    for key, value in settings.items():
-        section, dot, rest = key.partition(".")
-        table = C.merge(table, {section: {rest: value}} if dot else {key: value})
-    return table

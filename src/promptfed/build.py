@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
     held = federation or split(config, partition)
     model = build_model(config, held.dataset)
     method = config.method.method
+    method.tuning.check(model)
     init = method.tuning.init(model, config.seed)
     method.check(model, init)
     return Parts(config, held, model, method, init, device)
@@ -78,6 +80,7 @@ def clients(parts: Parts, folder: Path) -> LocalClients:
             "dataset": str(parts.federation.dataset.path),
             "partition": str(folder / "partition.json"),
             "store": str(folder / "clients"),
+            "path": sys.path,  # a method of the user's own is found where the user found it
         }
         hosts = [Worker(description) for _ in range(count)]
     else:
@@ -98,7 +101,12 @@ def worker_count(parts: Parts) -> int:
         return 1
     able = sum(len(site.train) > 0 for site in parts.federation.sites)
     blocks = max(1, int(parts.config.fraction * able + 0.5) // engine.block)
-    return min(engine.workers or len(os.sched_getaffinity(0)), blocks)
+    return min(engine.workers or cores(), blocks)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_from(description: dict[str, Any]) -> Host:

@@ -76,13 +76,11 @@ def compare(
     jobs = comparison.plan(common, rows, folder)
     again = " ".join(["promptfed compare", *sys.argv[2:]])
     with _interruptible(again):
-        results: dict[str, list[api.Result]] = {}
         for job in jobs:
             label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
             with view.Live(console, label, job.config.rounds) as live:
-                done = comparison.take(job, live)
-            if done:
-                results.setdefault(job.row.label, []).append(done)
+                comparison.take(job, live)
+    results = comparison.collect(jobs)
     if not results:
         raise UserError(f'--out = "{folder}": every run is held by another process')
     console.print(view.comparison(comparison.save(results, folder)))

@@ -234,7 +234,7 @@ def _prepare(method: Method, model: Model, block: Sequence[Work], params: list[P
     parts: list[Params] = []
     with torch.no_grad():
         for work, p in zip(block, params, strict=True):
-            ctx = _context(work, phase, model)
+            ctx = context(work, phase, model)
             for batch in _chunks(work.samples):
                 parts.append(method.prepare(model, p, batch, ctx))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
@@ -252,7 +252,7 @@ def _take(values: Params, at: Tensor | slice) -> Params:
     return {name: v[at] for name, v in values.items()}
 
 
-def _context(work: Work, phase: Phase, model: Model) -> Context:
+def context(work: Work, phase: Phase, model: Model) -> Context:
     n = torch.tensor(len(work.samples), device=work.samples.y.device)
     return Context(work.down, work.memory, phase, n, _label_counts(work.samples, model.classes))
 
@@ -311,7 +311,7 @@ class Score:
 def evaluate(method: Method, model: Model, work: Work, params: Params, samples: Samples) -> Score:
     """How well these parameters do on these samples; `work` says whose they are."""
     classes = model.classes
-    ctx = _context(work, Phase({}, 1, name="evaluate"), model)
+    ctx = context(work, Phase({}, 1, name="evaluate"), model)
     confusion = torch.zeros(classes, classes, dtype=torch.int64)  # label, prediction
     loss = 0.0
     with torch.no_grad():

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 from . import config as C
 from . import record
-from .api import Result, execute, undot, without_compare
+from .api import Result, execute, without_compare
 from .errors import UserError
 from .record import Busy, View
 
@@ -32,6 +33,10 @@ class Row:
     label: str
     settings: Table
     seeds: tuple[int, ...]
+
+    @property
+    def slug(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
 
 
 @dataclass(frozen=True)
@@ -47,21 +52,29 @@ def rows(spec: Mapping[str, Any], methods: Sequence[str] = (), seeds: Sequence[i
     for key in spec:
         if key not in ("seeds", "rows"):
             raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows)")
-    default = tuple(seeds or spec.get("seeds", (0,)))
-    if methods:
-        return [Row(name, {"method": name}, default) for name in methods]
-    found = []
-    for table in spec.get("rows", ()):
-        settings = {key: value for key, value in table.items() if key not in ("label", "seeds")}
-        name = settings.get("method", "pfedpt")
-        label = table.get("label") or (name if isinstance(name, str) else name["name"])
-        found.append(Row(label, settings, tuple(seeds or table.get("seeds", default))))
+    default = _seeds(seeds or spec.get("seeds", (0,)))
+    found = [Row(name, {"method": name}, default) for name in methods]
+    for table in () if methods else spec.get("rows", ()):
+        settings = C.undot((key, value) for key, value in table.items() if key not in ("label", "seeds"))
+        label = table.get("label") or settings.get("method", {}).get("name")
+        if not label:
+            raise UserError("compare.rows: each row needs a label or the name of a method")
+        found.append(Row(label, settings, _seeds(seeds or table.get("seeds", default))))
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
-    labels = [row.label for row in found]
-    if len(set(labels)) < len(labels):
-        raise UserError(f"compare.rows: each row needs a label of its own, got {', '.join(labels)}")
+    slugs = [row.slug for row in found]
+    for row in found:
+        if slugs.count(row.slug) > 1:
+            raise UserError(f'compare: each row needs a label of its own, and "{row.label}" is there twice')
     return found
+
+
+def _seeds(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, Sequence) or not values or not all(isinstance(seed, int) for seed in values):
+        raise UserError(f"compare.seeds = {values!r} must be a list of whole numbers")
+    if len(set(values)) < len(values):
+        raise UserError(f"compare.seeds = {list(values)} must be different numbers")
+    return tuple(values)
 
 
 def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) -> list[Job]:
@@ -78,8 +91,7 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) ->
                     "seed": seed,
                     "partition": {"seed": split, **row.settings.get("partition", {})},
                 }
-                slug = re.sub(r"[^a-z0-9]+", "-", row.label.lower()).strip("-")
-                jobs.append(Job(row, seed, C.make(*common, settings), out / f"{slug}-seed{seed}"))
+                jobs.append(Job(row, seed, C.make(*common, settings), out / f"{row.slug}-seed{seed}"))
     return jobs
 
 
@@ -110,13 +122,27 @@ def compare(
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
     source = C.read(preset) if preset else {}
-    common = [without_compare(source), undot(settings)]
+    common = [without_compare(source), C.undot(settings.items())]
+    jobs = plan(common, rows(source.get("compare", {}), methods, seeds), Path(out))
+    for job in jobs:
+        take(job)
+    results = collect(jobs)
+    save(results, Path(out))
+    return results
+
+
+def collect(jobs: Sequence[Job]) -> dict[str, list[Result]]:
+    """What is done, by this process or another; a warning names what is not."""
     results: dict[str, list[Result]] = {}
-    for job in plan(common, rows(source.get("compare", {}), methods, seeds), Path(out)):
-        done = take(job)
+    missing = []
+    for job in jobs:
+        done = finished(job)
         if done:
             results.setdefault(job.row.label, []).append(done)
-    save(results, Path(out))
+        else:
+            missing.append(job.folder.name)
+    if missing:
+        warnings.warn(f"not in the table, still held by another process: {', '.join(missing)}", stacklevel=2)
     return results
 
 
@@ -142,7 +168,7 @@ def table(results: Mapping[str, Sequence[Result]]) -> list[Table]:
     for label, runs in results.items():
         numbers = [run.numbers for run in runs]
         last = [n["metrics"]["aggregated"]["last"] for n in numbers]
-        after = [n["metrics"].get("after_local", {}).get("last") for n in numbers]
+        after = [_after_local(n["metrics"]) for n in numbers]
         each = [n["communication"]["per_client_and_round"] for n in numbers]
         found.append(
             {
@@ -161,6 +187,12 @@ def table(results: Mapping[str, Sequence[Result]]) -> list[Table]:
             }
         )
     return found
+
+
+def _after_local(metrics: Mapping[str, Any]) -> Table | None:
+    """Everyone's models after local training, or where that was not asked for, the last participants'."""
+    stage = metrics.get("after_local_all") or metrics.get("after_local")
+    return stage["last"] if stage else None
 
 
 def _spread(values: Sequence[float | None]) -> Table | None:

@@ -174,12 +174,9 @@ def merge(base: Table, over: Mapping[str, Any]) -> Table:
         if key not in SECTIONS:
             merged[key] = value
             continue
-        if isinstance(value, str):
-            value = {"name": value}
-        if not isinstance(value, Mapping):
-            raise UserError(f"{key} = {value!r} must be a name or a table of settings")
+        value = _table(key, value)
         old = merged.get(key, {})
-        if value.get("name", old.get("name")) != old.get("name"):
+        if isinstance(value.get("name"), str) and value["name"] != old.get("name"):
             old = _still_valid(key, value["name"], old)
         merged[key] = {**old, **value}
     return merged
@@ -198,16 +195,38 @@ def _still_valid(section: str, name: str, old: Table) -> Table:
 
 def parse_assignments(words: Iterable[str]) -> Table:
     """["rounds=5", "method.mu=0.1"] -> {"rounds": 5, "method": {"mu": 0.1}}"""
-    table: Table = {}
+    pairs = []
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UserError(f'"{word}" is not of the form key=value')
+        pairs.append((key, _value(text)))
+    return undot(pairs)
+
+
+def undot(pairs: Iterable[tuple[str, Any]]) -> Table:
+    """[("eval.every", 5), ("method", "fedavg")] -> {"eval": {"every": 5}, "method": {"name": "fedavg"}}"""
+    table: Table = {}
+    for key, value in pairs:
         section, dot, rest = key.partition(".")
         if dot and section not in SECTIONS:
             raise _not_a_setting(key, Config.model_fields, _names())
-        table = merge(table, {section: {rest: _value(text)}} if dot else {key: _value(text)})
+        if dot:
+            table.setdefault(section, {})[rest] = value
+        elif section in SECTIONS:
+            table.setdefault(section, {}).update(_table(section, value))
+        else:
+            table[key] = value
     return table
+
+
+def _table(section: str, value: Any) -> Mapping[str, Any]:
+    """A section may be given by its name alone."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{section} = {value!r} must be a name or a table of settings")
+    return value
 
 
 def _value(text: str) -> Any:

@@ -8,18 +8,22 @@ is another entry. Entries that were not used for longest make room when the budg
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from .data import Dataset, cache
 from .models import Model
-from .params import Params
+from .params import Params, stack
 from .tuning import Tuning
 
 CHUNK = 128  # samples a forward pass
@@ -31,7 +35,7 @@ class FrozenValues:
     def __init__(self, tuning: Tuning, model: Model, dataset: Dataset, device: torch.device, budget: float) -> None:
         self._tuning, self._model, self._dataset, self._device = tuning, model, dataset, device
         self._files: dict[str, np.memmap] | None = None
-        one = {name: v.cpu().numpy() for name, v in self._compute(np.arange(1)).items()}
+        one = {name: v.cpu().numpy() for name, v in self._forward(slice(0, 1)).items()}
         need = len(dataset) * sum(v.nbytes for v in one.values())
         if need > budget:
             warnings.warn(
@@ -41,27 +45,27 @@ class FrozenValues:
             )
             return
         path = cache.root() / "frozen" / self._key()
-        if not cache.finished(path):
-            _make_room(path.parent, budget - need)
-            with cache.writing(path) as folder:
-                for name, v in one.items():
-                    np.lib.format.open_memmap(
-                        folder / f"{name}.npy", mode="w+", dtype=v.dtype, shape=(len(dataset), *v.shape[1:])
-                    )
-                np.lib.format.open_memmap(folder / "known.npy", mode="w+", dtype=np.bool_, shape=(len(dataset),))
-                (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
-        os.utime(path)  # used last
-        self._files = {file.stem: np.load(file, mmap_mode="r+") for file in path.glob("*.npy")}
+        with _alone(path.parent):
+            if not cache.finished(path):
+                _make_room(path.parent, budget - need)
+                with cache.writing(path) as folder:
+                    for name, v in one.items():
+                        _allocate(folder / f"{name}.npy", v.dtype, (len(dataset), *v.shape[1:]))
+                    _allocate(folder / "known.npy", np.dtype(np.bool_), (len(dataset),))
+                    (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
+            os.utime(path)  # used last
+            self._files = {file.stem: np.load(file, mmap_mode="r+") for file in path.glob("*.npy")}
 
     def __call__(self, index: np.ndarray) -> Params:
         """(n, ...) of each value, on the device."""
+        # Whole chunks of the dataset, always cut alike: kernels round by the size of a batch, and a value must not
+        # depend on who asked for it first.
         if self._files is None:
-            return self._compute(index)
+            return self._anew(index)
         known = self._files["known"]
-        missing = np.unique(index[~known[index]])
-        for i in range(0, len(missing), CHUNK):
-            part = missing[i : i + CHUNK]
-            for name, v in self._compute(part).items():
+        for chunk in np.unique(index[~known[index]] // CHUNK):
+            part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            for name, v in self._forward(part).items():
                 self._files[name][part] = v.cpu().numpy()
             known[part] = True  # last, so that no other process takes a value that is not there yet
         return {
@@ -70,16 +74,22 @@ class FrozenValues:
             if name != "known"
         }
 
-    def _compute(self, index: np.ndarray) -> Params:
-        parts: list[Params] = []
+    def _anew(self, index: np.ndarray) -> Params:
+        found: dict[int, Params] = {}
+        chunks, places = index // CHUNK, index % CHUNK
+        for chunk in np.unique(chunks):
+            values = self._forward(slice(chunk * CHUNK, (chunk + 1) * CHUNK))
+            for i in np.flatnonzero(chunks == chunk):
+                found[int(i)] = {name: v[places[i]] for name, v in values.items()}
+        if not found:
+            return {name: v[:0] for name, v in self._forward(slice(0, 1)).items()}
+        return stack([found[i] for i in range(len(index))])
+
+    def _forward(self, part: slice) -> Params:
         mean, std = normalisation(self._model, self._dataset, self._device)
+        x = torch.from_numpy(np.array(self._dataset.images[part])).to(self._device)
         with torch.no_grad():
-            for i in range(0, len(index), CHUNK):
-                x = torch.from_numpy(self._dataset.images[index[i : i + CHUNK]]).to(self._device)
-                parts.append(self._tuning.frozen(self._model, (x.float() - mean) / std))
-        if not parts:
-            return {name: v[:0] for name, v in self._compute(np.arange(1)).items()}
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            return self._tuning.frozen(self._model, (x.float() - mean) / std)
 
     def _key(self) -> str:
         digest = blake2b(digest_size=16)
@@ -102,6 +112,23 @@ def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple
     scale = model.preprocess or dataset
     mean, std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
     return mean, std
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time makes or removes entries."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """An array of zeros on disk. Its blocks are taken at once: a disk that fills up later would kill who writes."""
+    np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _make_room(folder: Path, left: float) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from . import params as P
-from .client import Samples, Score, Work, evaluate, train
+from .client import Samples, Score, Work, context, evaluate, train
 from .data import Federation
 from .frozen import FrozenValues, normalisation
-from .method import Context, Method, Phase
+from .method import Method, Phase
 from .models import Model
 from .params import Params
 from .store import Store
@@ -88,7 +88,7 @@ class Host:
         return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std)
 
     def enroll(self, client: int) -> Params:
-        labels = torch.from_numpy(self.federation.dataset.labels[self.federation.sites[client].train])
+        labels = torch.from_numpy(self.federation.dataset.labels[self.federation.sites[client].train]).to(self.device)
         return self.method.enroll(self.model, self.init, torch.bincount(labels, minlength=self.model.classes))
 
     def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -103,9 +103,7 @@ class Host:
                 notes.append({**note, "error": f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"})
                 blobs.append(b"")
                 continue
-            ctx = Context(
-                work.down, work.memory, Phase({}, 1, name="report"), torch.tensor(len(work.samples)), torch.zeros(0)
-            )
+            ctx = context(work, Phase({}, 1, name="report"), self.model)
             stats = {**done.stats, **self.method.report(self.model, done.params, ctx)}
             if score:
                 note["after_local"] = self.scores(work, done.params, pooled=False)

@@ -46,7 +46,8 @@ class Batch(NamedTuple):
     weight: Tensor | None  # (B,) 1 for a sample, 0 for padding; None where all are samples
     noise: Tensor  # (2,) uniform numbers of this batch, for tunings that draw
     extra: Params  # what prepare() gave for these samples
-    frozen: Params  # what the tuning's frozen() gave for them; x is empty (B, 0) then
+    # What the tuning's frozen() gave for them; x is empty (B, 0) then.
+    frozen: Params = {}  # noqa: RUF012 - never written to
     tokens: Tensor | None = None  # (T, width), set by a token prompt for the tuning that it wraps
 
     def mean(self, values: Tensor) -> Tensor:
@@ -114,6 +115,7 @@ class Method(BaseModel):
     paper: ClassVar[str] = ""
     private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
+    own_down: ClassVar[bool] = False  # whether down() makes clients models of their own
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
 
     tuning: Tuning = Field(default_factory=Full, description="what is trained")
@@ -133,8 +135,7 @@ class Method(BaseModel):
         return self
 
     def check(self, model: Model, init: Params) -> None:
-        """Raises UserError where the method or its tuning does not fit the model."""
-        self.tuning.check(model)
+        """Raises UserError where the method does not fit the model."""
         for role in set(self.needs) - {self.tuning.role(name) for name in init}:
             raise UserError(
                 f'method.name: {type(self).__name__} needs a "{role}", and backbone "{model.name}" has none'
@@ -236,7 +237,7 @@ class Method(BaseModel):
     def personal(self) -> bool:
         """Whether clients end up with models of their own, rather than one global model."""
         keeps = bool(self.private) or "private" in self.tuning.role_names()
-        return keeps or bool(self.adapt()) or type(self).down is not Method.down
+        return keeps or self.own_down or bool(self.adapt())
 
 
 class FedAvg(Method):

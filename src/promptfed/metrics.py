@@ -1,5 +1,6 @@
 """From the clients' scores to the numbers of a table."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str
         "macro_f1": _mean(_known(t.macro_f1 for t in tests)),
         "global": _mean(_known(w.accuracy for w in wide)),
         "global_macro_f1": _mean(_known(w.macro_f1 for w in wide)),
-        "loss": pooled.loss / pooled.n if pooled.n else None,
+        "loss": _loss(pooled),
+        "clients": len(local),  # that have test data
         "val": _mean(_known(s.parts["val"].accuracy for s in scores)),
     }
 
@@ -41,7 +43,7 @@ def per_client(scores: Sequence[Scores]) -> list[dict[str, Any]]:
     for s in scores:
         test, val = s.parts["test"], s.parts["val"]
         row = {"client": s.client, "n_test": test.n, "accuracy": test.accuracy, "macro_f1": test.macro_f1}
-        row |= {"loss": test.loss / test.n if test.n else None, "n_val": val.n, "val_accuracy": val.accuracy}
+        row |= {"loss": _loss(test), "n_val": val.n, "val_accuracy": val.accuracy}
         if "global" in s.parts:
             row["global_accuracy"] = s.parts["global"].accuracy
         rows.append(row)
@@ -55,6 +57,12 @@ def average(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [s[key] for s in summaries]
         out[key] = average(values) if isinstance(first, dict) else _mean(_known(values))
     return out
+
+
+def _loss(score: Score) -> float | None:
+    """A sample's mean; None where there is none, or where the model has diverged."""
+    mean = score.loss / score.n if score.n else None
+    return mean if mean is not None and math.isfinite(mean) else None
 
 
 def _known(values: Any) -> list[float]:

@@ -27,6 +27,8 @@ from .method import State
 from .server import Line
 from .wire import pack, unpack
 
+# As received from the server; after local training, of a round's participants; the same of everyone, at the end.
+STAGES = ("aggregated", "after_local", "after_local_all")
 LAST = 10  # rounds that are averaged in `mean_of_last_10`
 
 
@@ -76,7 +78,7 @@ class Folder:
 
     def end(self, line: Line, state: State) -> None:
         with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
@@ -127,7 +129,7 @@ def write(path: Path, content: bytes) -> None:
 def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
     """result.json: the numbers of a run, from its rounds."""
     seconds = [line["seconds"] for line in lines]
-    stages = {stage: _stage(lines, stage) for stage in ("aggregated", "after_local")}
+    stages = {stage: _stage(lines, stage) for stage in STAGES}
     last = next(line for line in reversed(lines) if "aggregated" in line)
     return {
         **about,
@@ -137,7 +139,9 @@ def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
         "communication": _communication(lines),
         "passes": {
             "train": sum(line["passes"] for line in lines),
-            "adapt_last": last["aggregated"]["passes"],  # spent before the last evaluation, outside training
+            # Outside training, before the last evaluation: to adapt, and for everyone's models after local training.
+            "adapt_last": last["aggregated"]["passes"],
+            "after_local_all": last["after_local_all"]["passes"] if "after_local_all" in last else 0,
         },
         "left_out": [{"round": line["round"], **who} for line in lines for who in line["left_out"]],
         "seconds": {

@@ -67,10 +67,11 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
             wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
             scores = clients.evaluate(everyone, round, wide and method.personal, after_local=False)
             line["aggregated"] = _evaluated(scores, model, one_model=not method.personal)
-            if plan.after_local == "all" and round == plan.rounds:
-                trained = clients.evaluate(everyone, round, wide, after_local=True)
             if trained:
                 line["after_local"] = _evaluated(trained, model, one_model=False)
+            if plan.after_local == "all" and round == plan.rounds:
+                scores = clients.evaluate(everyone, round, wide, after_local=True)
+                line["after_local_all"] = _evaluated(scores, model, one_model=False)
             line["seconds"]["evaluate"] = time.perf_counter() - begun
         recorder.end(line, state)
     return state

@@ -33,11 +33,12 @@ from .store import Store
 from .wire import unpack
 
 SIZES = (13, 7, 10, 1, 6)  # training samples: unequal, one client with a single one
+NAMES = ("circle", "square", "star", "ring")
 LONER, BLIND = 3, 4  # the client with one sample, the one without validation and test data
 
 
-def check_method(name: str, backbone: str = "cnn", **settings: Any) -> None:
-    """Runs all checks; an AssertionError says which one does not hold."""
+def check_method(name: str, backbone: str = "cnn", size: int = 16, **settings: Any) -> None:
+    """Runs all checks on images of size x size; an AssertionError says which one does not hold."""
     short = {"epochs": 2, "batch_size": 4, "prompt_epochs": 1, "head_epochs": 1, "iterations": 12, "finetune_epochs": 1}
     known = methods.fields(name)
     short = {
@@ -45,7 +46,9 @@ def check_method(name: str, backbone: str = "cnn", **settings: Any) -> None:
     }
     method = methods.create(name, {**short, **settings})
     with tempfile.TemporaryDirectory() as folder, _cache(folder):
-        case = Case(method, models.build(backbone, (3, 16, 16), 4, seed=5), tiny_federation(Path(folder)))
+        case = Case(
+            method, models.build(backbone, (3, size, size), 4, 5, NAMES), tiny_federation(Path(folder), size=size)
+        )
         for check in CHECKS:
             check(case)
     check_settings(name, method)
@@ -65,7 +68,7 @@ def _cache(folder: str) -> Iterator[None]:
             os.environ["PROMPTFED_CACHE"] = before
 
 
-def tiny_federation(folder: Path, sizes: Sequence[int] = SIZES) -> Federation:
+def tiny_federation(folder: Path, sizes: Sequence[int] = SIZES, size: int = 16) -> Federation:
     """Clients of unequal sizes: one with a single sample, one of a single class without test data."""
     g = np.random.default_rng(7)
     sites, labels, at = [], [], 0
@@ -77,11 +80,11 @@ def tiny_federation(folder: Path, sizes: Sequence[int] = SIZES) -> Federation:
         sites.append(Site(f"site {client}", index[:n], index[n : n + held], index[n + held :]))
     y = np.concatenate(labels).astype(np.int64)
     # A class is a patch of brightness: learnable, so that training moves something.
-    x = g.integers(0, 120, (len(y), 3, 16, 16))
+    x = g.integers(0, 120, (len(y), 3, size, size))
     for i, label in enumerate(y):
         x[i, :, 4 * label : 4 * label + 4] += 120
     data = Dataset.from_arrays(
-        "tiny", x.astype(np.uint8), y, ("a", "b", "c", "d"), mean=(0.5,) * 3, std=(0.5,) * 3, path=folder / "data"
+        "tiny", x.astype(np.uint8), y, NAMES, mean=(0.5,) * 3, std=(0.5,) * 3, path=folder / "data"
     )
     return Federation(data, tuple(sites), {"name": "tiny"})
 

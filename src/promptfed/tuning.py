@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -162,7 +162,10 @@ class Tokens(Tuning):
         assert isinstance(model, ViT)
         h = batch.frozen["hidden"] if batch.frozen else model.embed(model.weights, batch.x)
         prompts = {i: params[f"tokens.{i}"] for i in self.at(model)}
-        h = model.encode(model.weights, h, prompts, self.mode, start=min(prompts))
+        start = min(prompts) if batch.frozen else 0
+        if batch.tokens is not None:  # a private prompt around this one; it enters in front
+            prompts[0] = torch.cat([batch.tokens, prompts[0]]) if 0 in prompts else batch.tokens
+        h = model.encode(model.weights, h, prompts, self.mode, start=start, read=1)
         return model.norm(model.weights, h[:, 0])
 
 
@@ -175,7 +178,6 @@ class TextContext(Tuning):
 
     context: int = Field(16, ge=1, description="number of context vectors")
     name_position: Literal["front", "middle", "end"] = Field("end", description="where the class name stands")
-    _made: tuple[Model, Sentences] | None = PrivateAttr(default=None)
 
     def check(self, model: Model) -> None:
         if not isinstance(model, CLIP):
@@ -184,9 +186,7 @@ class TextContext(Tuning):
 
     def sentences(self, model: Model) -> Sentences:
         assert isinstance(model, CLIP)
-        if self._made is None or self._made[0] is not model:
-            self._made = (model, model.sentences(context=self.context, position=self.name_position))
-        return self._made[1]
+        return model.sentences(context=self.context, position=self.name_position)
 
     def init(self, model: Model, seed: int) -> Params:
         assert isinstance(model, CLIP)

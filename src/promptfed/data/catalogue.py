@@ -209,10 +209,6 @@ CATALOGUE: dict[str, Entry] = {
         + _LAY_OUT
         + " class/*.jpg, or client/{train,test}/class/*.jpg together with other collections as clients",
     ),
-}
-
-# drawn from a seed: nothing to fetch
-DRAWN: dict[str, Entry] = {
     "shapes": Entry(
         title="Drawn shapes in eight styles",
         classes=16,

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from promptfed.data import cache, folders, hub, images, sources
-from promptfed.data.catalogue import CATALOGUE, DRAWN, Entry
+from promptfed.data.catalogue import CATALOGUE, Entry
 from promptfed.data.sources import Labels, Located, Source
 from promptfed.errors import UserError, nearest
 
@@ -158,7 +158,7 @@ class DatasetConfig(BaseModel):
 
 def load(config: DatasetConfig) -> Dataset:
     """Find a dataset, decode it into the cache unless it is there already, and map it."""
-    entry = (CATALOGUE | DRAWN).get(config.name)
+    entry = CATALOGUE.get(config.name)
     channels = config.channels or (entry.channels if entry else 3)
     size = config.size or (entry.size if entry else None)
     mean = _per_channel("mean", config.mean or (entry.mean if entry else None), channels)
@@ -225,8 +225,8 @@ def _locate(config: DatasetConfig, entry: Entry | None) -> Located:
     if _HUB_ID.fullmatch(config.name):
         return hub.hub(config.name, splits=splits, **columns)
     raise UserError(
-        f'dataset.name = "{config.name}" is unknown{nearest(config.name, CATALOGUE | DRAWN)} '
-        f"(allowed: a path, a hub id such as uoft-cs/cifar10, or one of {', '.join(sorted(CATALOGUE | DRAWN))})"
+        f'dataset.name = "{config.name}" is unknown{nearest(config.name, CATALOGUE)} '
+        f"(allowed: a path, a hub id such as uoft-cs/cifar10, or one of {', '.join(sorted(CATALOGUE))})"
     )
 
 

@@ -21,7 +21,7 @@ class LocalClients:
     """Splits what is asked over one or several hosts. Who answers, and in which order, changes nothing."""
 
     def __init__(self, sizes: dict[int, int], hosts: Sequence[Answer], block: int = 1) -> None:
-        self._sizes, self._block, self._count = sizes, block, len(hosts)
+        self._sizes, self._block, self._all = sizes, block, list(hosts)
         self._hosts: SimpleQueue[Answer] = SimpleQueue()
         for host in hosts:
             self._hosts.put(host)
@@ -35,14 +35,15 @@ class LocalClients:
 
     def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
         found: dict[int, Params] = {}
-        for asked, (_, blobs) in self._ask(dict.fromkeys(clients, b""), {"ask": "enroll"}, self._large(len(clients))):
+        for asked, (_, blobs) in self._ask(
+            {client: {} for client in clients}, {"ask": "enroll"}, self._large(len(clients))
+        ):
             found.update({client: unpack(blob)[0] for client, blob in zip(asked, blobs, strict=True)})
         return {client: found[client] for client in clients}
 
     def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
-        down = _pack_each(sent)
         updates, scores = [], []
-        for _, (note, blobs) in self._ask(down, {"ask": "train", "round": round, "score": score}, self._block):
+        for _, (note, blobs) in self._ask(sent, {"ask": "train", "round": round, "score": score}, self._block):
             for one, blob in zip(note["clients"], blobs, strict=True):
                 client = one["client"]
                 up, stats = read_message(blob)
@@ -57,7 +58,7 @@ class LocalClients:
                         stats=stats,
                         loss=one.get("loss", float("nan")),
                         passes=one["passes"],
-                        bytes_down=len(down[client]),
+                        bytes_down=note["received"][client],
                         bytes_up=len(blob),
                         error=one.get("error", ""),
                     )
@@ -67,47 +68,45 @@ class LocalClients:
     def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
         # What was learnt in this round counts: the clients stand as they will at the start of the next one.
         note = {"ask": "evaluate", "round": round + 1, "pooled": pooled, "after_local": after_local}
-        answers = self._ask(_pack_each(sent), note, self._large(len(sent)))
+        answers = self._ask(sent, note, self._large(len(sent)))
         found = [_scores(one["client"], one, one["passes"]) for _, (reply, _) in answers for one in reply["clients"]]
         return sorted(found, key=lambda s: s.client)
 
     def close(self) -> None:
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
-        while not self._hosts.empty():
-            stop = getattr(self._hosts.get(), "close", None)
+        for host in self._all:  # also those that are at work
+            stop = getattr(host, "close", None)
             if stop:
                 stop()
 
     def _large(self, clients: int) -> int:
         """Clients a request where each is little work: few requests, but enough of them to keep all hosts busy."""
-        return max(self._block, min(64, -(-clients // (8 * self._count))))
+        return max(self._block, min(64, -(-clients // (8 * len(self._all)))))
 
-    def _ask(self, blobs: Mapping[int, bytes], note: dict[str, Any], size: int) -> Iterator[tuple[list[int], Message]]:
+    def _ask(self, sent: Mapping[int, Params], note: dict[str, Any], size: int) -> Iterator[tuple[list[int], Message]]:
         """Asks for `size` clients at a time, the largest first so that no host is left with a long one at the end."""
-        clients = sorted(blobs, key=lambda client: (-self._sizes[client], client))
+        clients = sorted(sent, key=lambda client: (-self._sizes[client], client))
         groups = [clients[i : i + size] for i in range(0, len(clients), size)]
 
         def one(group: list[int]) -> tuple[list[int], Message]:
-            distinct = list({id(blobs[client]): blobs[client] for client in group}.values())
-            place = {id(blob): i for i, blob in enumerate(distinct)}
-            request = {**note, "clients": group, "blob": [place[id(blobs[client])] for client in group]}
+            # Packed here, so that messages exist only for the clients under way; one for clients sent the same object.
+            place: dict[int, int] = {}
+            blobs: list[bytes] = []
+            for client in group:
+                if id(sent[client]) not in place:
+                    place[id(sent[client])] = len(blobs)
+                    blobs.append(pack(sent[client]))
+            index = [place[id(sent[client])] for client in group]
             host = self._hosts.get()
             try:
-                return group, host(request, distinct)
+                said, answers = host({**note, "clients": group, "blob": index}, blobs)
             finally:
                 self._hosts.put(host)
+            received = {client: len(blobs[i]) for client, i in zip(group, index, strict=True)}
+            return group, ({**said, "received": received}, answers)
 
         return self._threads.map(one, groups) if self._threads else map(one, groups)
-
-
-def _pack_each(sent: Mapping[int, Params]) -> dict[int, bytes]:
-    """Each client's message. Clients that are sent the same object share one."""
-    packed: dict[int, bytes] = {}
-    for params in sent.values():
-        if id(params) not in packed:
-            packed[id(params)] = pack(params)
-    return {client: packed[id(params)] for client, params in sent.items()}
 
 
 def _scores(client: int, note: dict[str, Any], passes: int) -> Scores:

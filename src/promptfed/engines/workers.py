@@ -88,6 +88,7 @@ def main() -> None:
             if host is None:
                 from ..build import host_from  # here, so that an import error reaches the parent as an answer
 
+                sys.path[:] = first[0]["path"]
                 host = host_from(first[0])
             note, blobs = host(*request)
         except UserError as error:

@@ -18,6 +18,7 @@ from ..params import Params
 
 class FedMtl(Method):
     paper: ClassVar[str] = "Smith et al., NeurIPS 2017"
+    own_down: ClassVar[bool] = True
 
     iterations: int = Field(4000, ge=1, description="sample visits spent on the sub-problem each round")
     relation: float = Field(1e-3, ge=0, description="weight of the distance to the mean of all clients (lambda_1)")

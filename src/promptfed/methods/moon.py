@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..errors import UserError
 from ..method import Batch, Context, Method
 from ..models import Model
 from ..params import Params
@@ -21,6 +22,11 @@ class Moon(Method):
 
     mu: float = Field(1.0, ge=0, description="weight of the contrastive term")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")
+
+    def check(self, model: Model, init: Params) -> None:
+        super().check(model, init)
+        if self.tuning.frozen_name(model) == "features":
+            raise UserError("method.name: Moon contrasts features, and those of this tuning are frozen")
 
     def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         # Neither model moves during the phase: their features are computed once a round, not once an epoch.

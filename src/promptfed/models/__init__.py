@@ -10,29 +10,59 @@ from .clip import CLIP, image_vit
 from .cnn import cnn
 from .vit import ViT, vit
 
-# name -> (builder of (image, classes, seed), one line for people)
-BACKBONES: dict[str, tuple[Callable[[tuple[int, int, int], int, int], Model], str]] = {
-    "cnn": (cnn, "2 conv layers of 64 5x5 filters, FC 394, FC 192 (pFedPT's paper; 815,892 parameters at 3x32x32)"),
+Image = tuple[int, int, int]  # channels, height, width
+
+
+def _clip_mini(image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
+    return _pretrained("clip-mini", str(Path(__file__).parent / "clip_mini"), image, classes, seed, names)
+
+
+def _vit_mini(image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
+    model = _clip_mini(image, classes, seed, names)
+    assert isinstance(model, CLIP)
+    return image_vit(model, classes, seed, "vit-mini")
+
+
+def _fresh(make: Callable[[Image, int, int], Model]) -> Callable[[Image, int, int, Sequence[str] | None], Model]:
+    return lambda image, classes, seed, names: make(image, classes, seed)
+
+
+# name -> (builder of (image, classes, seed, class names), one line for people)
+BACKBONES: dict[str, tuple[Callable[[Image, int, int, Sequence[str] | None], Model], str]] = {
+    "cnn": (
+        _fresh(cnn),
+        "2 conv layers of 64 5x5 filters, FC 394, FC 192 (pFedPT's paper; 815,892 parameters at 3x32x32)",
+    ),
     "cnn-code": (
-        partial(cnn, name="cnn-code", filters=(32, 64), hidden=(512,)),
+        _fresh(partial(cnn, name="cnn-code", filters=(32, 64), hidden=(512,))),
         "2 conv layers of 32 and 64 5x5 filters, FC 512 (pFedPT's code)",
     ),
-    "vit-tiny": (vit, "depth 8, width 128, 8 heads, patch 4, MLP ratio 2 (pFedPT; 1,076,106 parameters at 3x32x32)"),
+    "vit-tiny": (
+        _fresh(vit),
+        "depth 8, width 128, 8 heads, patch 4, MLP ratio 2 (pFedPT; 1,076,106 parameters at 3x32x32)",
+    ),
+    "clip-mini": (_clip_mini, "embedded, pre-trained on captioned drawings (dataset shapes), 3x32x32"),
+    "vit-mini": (_vit_mini, "the image tower of clip-mini, with a fresh head"),
 }
 
 
-def build(name: str, image: tuple[int, int, int], classes: int, seed: int, names: Sequence[str] | None = None) -> Model:
+def build(name: str, image: Image, classes: int, seed: int, names: Sequence[str] | None = None) -> Model:
     """A backbone by its name here, or pre-trained: by hub id ("owner/name"), folder or file.
 
     A pre-trained CLIP needs the `names` of the classes; pre-trained models have an image size of their own.
     """
     if name in BACKBONES:
-        return BACKBONES[name][0](image, classes, seed)
+        return BACKBONES[name][0](image, classes, seed, names)
     if "/" not in name and not Path(name).expanduser().exists():
         raise unknown("backbone.name", name, BACKBONES)
+    return _pretrained(name, name, image, classes, seed, names)
+
+
+def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
     from .load import load  # brings the tokenizer and the hub along
 
-    model = load(name, classes, seed, names)
+    model = load(where, classes, seed, names)
+    model.name = name
     if model.image != image:
         raise UserError(
             f'dataset.size: backbone "{name}" takes {_size(model.image)}, got {_size(image)}; '
@@ -41,7 +71,7 @@ def build(name: str, image: tuple[int, int, int], classes: int, seed: int, names
     return model
 
 
-def _size(image: tuple[int, int, int]) -> str:
+def _size(image: Image) -> str:
     return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
 
 

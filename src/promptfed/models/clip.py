@@ -38,6 +38,7 @@ class CLIP(Model):
     names: tuple[str, ...] = field(default=(), kw_only=True)  # of the classes
     template: str = field(default="a photo of a {}.", kw_only=True)
     _zero_shot: Tensor | None = field(default=None, init=False, repr=False)
+    _sentences: dict[tuple[str, int, str], Sentences] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def text_width(self) -> int:
@@ -61,8 +62,11 @@ class CLIP(Model):
         """One for each class, with slots for `context` vectors (Tokenizer.sentences)."""
         if self.tokenizer is None or not self.names:
             raise UserError(f'backbone.name = "{self.name}" needs the names of the classes, which the dataset has not')
-        made = self.tokenizer.sentences(self.names, template, context, position)
-        return made.to(self.weights["body.text.tokens"].device)
+        key = (template, context, position)
+        if key not in self._sentences:
+            made = self.tokenizer.sentences(self.names, template, context, position)
+            self._sentences[key] = made.to(self.weights["body.text.tokens"].device)
+        return self._sentences[key]
 
     def words(self, text: str) -> Tensor:
         """(L, text_width): the token embeddings of a text, to start context vectors from."""
@@ -99,7 +103,8 @@ class CLIP(Model):
 
     def to(self, device: torch.device) -> CLIP:
         super().to(device)
-        self._zero_shot = None
+        self._zero_shot = None  # what was made on another device
+        self._sentences = {}
         return self
 
 

@@ -1,0 +1,447 @@
+"""Pre-train clip-mini, the foundation model inside the package, on drawn pictures and their captions.
+
+    python scripts/train_clip_mini.py --work WORK --out src/promptfed/models/clip_mini
+
+Every picture is new: each block of steps draws its own from the seed and the block's number. A stopped run goes on from
+the last checkpoint in WORK. The files in OUT have the layout of `transformers`' CLIPModel, in 16-bit numbers.
+"""
+
+import argparse
+import json
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
+
+from promptfed.data import shapes
+from promptfed.models.clip import CLIP, clip
+from promptfed.models.text import Sentences
+from promptfed.params import Params
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+CONTEXT = 24  # tokens
+WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+BLOCK = 128  # steps whose pictures are drawn together; also between two checkpoints
+EASY_STYLES = ("clean", "outline", "neon")
+LARGE = 11.0  # pixels
+LEADS = (
+    "a photo of a {}.",
+    "a photo of a {}",
+    "a picture of a {}",
+    "an image of a {}",
+    "a drawing of a {}",
+    "a {}",
+    "{}",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int
+    batch: int
+    lr: float
+    warmup: int
+    ramp: int  # steps until the pictures are as hard as the dataset's
+    weight_decay: float
+    patch: int
+    width: int
+    depth: int
+    heads: int
+    text_width: int
+    text_depth: int
+    text_heads: int
+    embedding: int
+    mlp_ratio: int
+    seed: int
+
+
+def tokenizer() -> Tokenizer:
+    """CLIP's byte-pair encoding with merges for the words of captions only: others fall apart into bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    last = [f"{byte}</w>" for byte in alphabet]  # bytes that end a word
+    trainer = trainers.BpeTrainer(
+        vocab_size=10_000,
+        min_frequency=1,
+        end_of_word_suffix="</w>",
+        initial_alphabet=alphabet,
+        special_tokens=last,  # fixes their ids, by which equally frequent pairs are put in order
+        show_progress=False,
+    )
+    learned = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    learned.pre_tokenizer = _split()
+    learned.train_from_iterator(shapes.vocabulary(), trainer)
+    merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
+    # as in CLIP: bytes, bytes that end a word, merges, the two marks
+    tokens = [*alphabet, *last, *dict.fromkeys(a + b for a, b in merges), START, END]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    made = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=END, end_of_word_suffix="</w>", continuing_subword_prefix="")
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    made.pre_tokenizer = _split()
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.RobertaProcessing(
+        (END, vocabulary[END]), (START, vocabulary[START]), trim_offsets=False, add_prefix_space=False
+    )
+    made.add_special_tokens([START, END])
+    return made
+
+
+def _split() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(WORDS), "removed", invert=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def sentences(words: Tokenizer, texts: list[str]) -> Sentences:
+    return Sentences.of([encoded.ids for encoded in words.encode_batch(texts)])
+
+
+def normalised(pictures: np.ndarray) -> Tensor:
+    return torch.from_numpy(pictures).float() / 127.5 - 1
+
+
+def eased(scenes: shapes.Scenes, ease: float) -> shapes.Scenes:
+    """The same scenes, the nearer to large, upright shapes in the centre the smaller `ease` is; at 1 unchanged.
+
+    A transformer that starts with shapes anywhere in any size learns their colours and then nothing for a long time.
+    """
+    middle = shapes.SIZE / 2
+    return replace(
+        scenes,
+        x=middle + ease * (scenes.x - middle),
+        y=middle + ease * (scenes.y - middle),
+        radius=LARGE + ease * (scenes.radius - LARGE),
+        tilt=ease * scenes.tilt,
+    )
+
+
+@dataclass
+class Lesson:
+    """One batch: pictures, sentences without repetitions, and which fits which."""
+
+    pictures: Tensor  # (B, 3, 32, 32)
+    texts: list[str]  # T of them
+    fits: Tensor  # bool (B, T)
+
+
+class Lessons:
+    """The pictures of one block of steps, and a caption for each."""
+
+    def __init__(self, settings: Settings, block: int):
+        count = BLOCK * settings.batch
+        seed = settings.seed * 1_000_003 + block + 1  # evaluation draws from other seeds
+        ease = min(1.0, 0.25 + 0.75 * block * BLOCK / settings.ramp)
+        scenes = shapes.sample(int(count * 1.35), seed, shapes.SEEN_STYLES if ease > 0.5 else EASY_STYLES)
+        allowed = np.flatnonzero(~shapes.unseen(scenes.shape, scenes.colour))[:count]
+        self.scenes = eased(scenes.take(allowed), ease)
+        self.pictures = shapes.draw(self.scenes, seed)
+        rng = np.random.default_rng([seed, 3])
+        told = rng.random((count, len(shapes.ATTRIBUTES))) < 0.5
+        told[:, 0] = True
+        # what has no word is not told
+        told[:, 2] &= self.scenes.texture != shapes.TEXTURES.index("plain")
+        told[:, 3] &= self.scenes.size != shapes.SIZES.index("medium")
+        told[rng.random(count) < 0.5, 1:] = False
+        if ease < 1:
+            told[:, 3:5] = False  # size and place are not what they were
+        self.told = told
+        self.texts = shapes.captions(self.scenes, seed, told)
+        self.leads = rng.integers(len(LEADS), size=BLOCK)
+        self.batch = settings.batch
+
+    def __getitem__(self, step: int) -> Lesson:
+        part = slice(step * self.batch, (step + 1) * self.batch)
+        told, attributes = self.told[part], self.scenes.attributes[part]
+        # Captions of nothing but the shape get one wording a batch, so that few texts are encoded.
+        bare = told.sum(1) == 1
+        lead = LEADS[self.leads[step]]
+        texts = [
+            lead.format(shapes.SHAPES[row[0]]) if alone else text
+            for text, alone, row in zip(self.texts[part], bare, attributes, strict=True)
+        ]
+        kept = list({text: i for i, text in enumerate(texts)}.values())
+        same = attributes[:, None] == attributes[None, kept]  # (B, T, 6)
+        fits = (same | ~told[None, kept]).all(2)  # a picture fits every caption that tells nothing false about it
+        return Lesson(normalised(self.pictures[part]), [texts[i] for i in kept], torch.from_numpy(fits))
+
+
+def contrast(logits: Tensor, fits: Tensor) -> Tensor:
+    """CLIP's symmetric loss where a picture may fit several captions and a caption several pictures; logits (B, T)."""
+    target = fits.float()
+    by_picture = -(logits.log_softmax(1) * target).sum(1) / target.sum(1)
+    by_text = -(logits.log_softmax(0) * target).sum(0) / target.sum(0)
+    return (by_picture.mean() + by_text.mean()) / 2
+
+
+@torch.no_grad()
+def image_features(model: CLIP, pictures: np.ndarray) -> Tensor:
+    parts = [model.features(model.weights, normalised(pictures[i : i + 256])) for i in range(0, len(pictures), 256)]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def zero_shot(model: CLIP, words: Tokenizer, scenes: shapes.Scenes, pictures: np.ndarray) -> np.ndarray:
+    """Whether each picture's shape is told by the sentence "a photo of a ..." nearest to it: bool (N,)."""
+    text = model.text(model.weights, sentences(words, [f"a photo of a {name}." for name in shapes.SHAPES]))
+    right: np.ndarray = (image_features(model, pictures) @ text.T).argmax(1).numpy() == scenes.shape
+    return right
+
+
+def report(model: CLIP, words: Tokenizer, count: int, seed: int) -> dict[str, float]:
+    """Zero-shot accuracy in percent on fresh pictures: each style, seen and unseen styles and combinations."""
+    scenes = shapes.sample(count, seed)
+    right = zero_shot(model, words, scenes, shapes.draw(scenes, seed))
+    style = np.array(shapes.STYLES)[scenes.style]
+    known = np.isin(style, shapes.SEEN_STYLES)
+    rare = shapes.unseen(scenes.shape, scenes.colour)
+    groups = {"seen": known & ~rare, "unseen combinations": known & rare, "unseen styles": ~known}
+    groups |= {name: (style == name) & ~(known & rare) for name in shapes.STYLES}
+    return {name: round(100 * float(right[members].mean()), 1) for name, members in groups.items()}
+
+
+def probe(model: CLIP) -> float:
+    """Accuracy in percent of a linear classifier on the dataset's image features: 80 % to learn from, 20 % to test."""
+    scenes = shapes.sample(shapes.COUNT, 0)
+    features = image_features(model, shapes.draw(scenes, 0)).numpy()
+    cut = shapes.COUNT * 4 // 5
+    scale = StandardScaler().fit(features[:cut])
+    line = LogisticRegression(max_iter=1000).fit(scale.transform(features[:cut]), scenes.shape[:cut])
+    return round(100 * float(line.score(scale.transform(features[cut:]), scenes.shape[cut:])), 1)
+
+
+def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float]:
+    """The trained model and the seconds it took, those of interrupted runs included."""
+    model = clip(
+        (3, shapes.SIZE, shapes.SIZE),
+        settings.seed,
+        name="clip-mini",
+        patch=settings.patch,
+        width=settings.width,
+        depth=settings.depth,
+        heads=settings.heads,
+        text_width=settings.text_width,
+        text_depth=settings.text_depth,
+        text_heads=settings.text_heads,
+        vocabulary=words.get_vocab_size(),
+        context_length=CONTEXT,
+        embedding=settings.embedding,
+        mlp_ratio=settings.mlp_ratio,
+    )
+    for p in model.weights.values():
+        p.requires_grad_()
+    matrices = [p for name, p in model.weights.items() if p.ndim > 1 and "position" not in name]
+    rest = [p for name, p in model.weights.items() if p.ndim <= 1 or "position" in name]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=settings.lr,
+        betas=(0.9, 0.98),
+    )
+    checkpoint, step, spent = work / "checkpoint.safetensors", 0, 0.0
+    if checkpoint.exists():
+        step, spent = restore(checkpoint, settings, model.weights, optimizer)
+        print(f"going on from step {step}", flush=True)
+    began = time.perf_counter() - spent
+    while step < settings.steps:
+        lessons = Lessons(settings, step // BLOCK)
+        losses = []
+        for within in range(step % BLOCK, min(BLOCK, settings.steps - step // BLOCK * BLOCK)):
+            lesson = lessons[within]
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * schedule(step, settings)
+            image = model.features(model.weights, lesson.pictures)
+            text = model.text(model.weights, sentences(words, lesson.texts))
+            loss = contrast(model.logits(model.weights, image, text), lesson.fits)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.weights.values(), 1.0)
+            optimizer.step()
+            with torch.no_grad():
+                model.weights["body.scale"].clamp_(max=math.log(100))
+            losses.append(loss.item())
+            step += 1
+        spent = time.perf_counter() - began
+        save(checkpoint, settings, model.weights, optimizer, step, spent)
+        now = report(model, words, 1600, seed=900_001)
+        line = ", ".join(f"{name} {now[name]:.1f}" for name in ("seen", "unseen combinations", "unseen styles"))
+        print(f"step {step:5d}  {spent:5.0f} s  loss {np.mean(losses):.3f}  zero-shot {line}", flush=True)
+    model.weights = {name: p.detach() for name, p in model.weights.items()}
+    return model, spent
+
+
+def schedule(step: int, settings: Settings) -> float:
+    """Linear warm-up, then half a cosine down to 0."""
+    if step < settings.warmup:
+        return (step + 1) / settings.warmup
+    return (1 + math.cos(math.pi * (step - settings.warmup) / (settings.steps - settings.warmup))) / 2
+
+
+def save(
+    path: Path, settings: Settings, weights: Params, optimizer: torch.optim.Optimizer, step: int, spent: float
+) -> None:
+    tensors = {f"weight.{name}": p.detach() for name, p in weights.items()}
+    for name, p in weights.items():
+        tensors |= {f"{key}.{name}": optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq", "step")}
+    about = {"settings": repr(settings), "step": str(step), "spent": str(spent)}
+    save_file(tensors, path.with_suffix(".part"), about)
+    path.with_suffix(".part").replace(path)
+
+
+def restore(path: Path, settings: Settings, weights: Params, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    if about["settings"] != repr(settings):
+        raise SystemExit(f"{path} is of a run with other settings; delete it or choose another --work")
+    tensors = load_file(path)
+    for name, p in weights.items():
+        p.data.copy_(tensors[f"weight.{name}"])
+        optimizer.state[p] = {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+    return int(about["step"]), float(about["spent"])
+
+
+def export(model: CLIP, settings: Settings, words: Tokenizer, out: Path) -> None:
+    """config.json, model.safetensors, tokenizer.json and preprocessor_config.json as `transformers` names them."""
+    out.mkdir(parents=True, exist_ok=True)
+    common = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "attention_dropout": 0.0}
+    config = {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": settings.embedding,
+        "logit_scale_init_value": 2.6592,
+        "text_config": {
+            "model_type": "clip_text_model",
+            "vocab_size": words.get_vocab_size(),
+            "hidden_size": settings.text_width,
+            "intermediate_size": settings.mlp_ratio * settings.text_width,
+            "num_hidden_layers": settings.text_depth,
+            "num_attention_heads": settings.text_heads,
+            "max_position_embeddings": CONTEXT,
+            "projection_dim": settings.embedding,
+            "bos_token_id": words.token_to_id(START),
+            "eos_token_id": words.token_to_id(END),
+            "pad_token_id": words.token_to_id(END),
+            **common,
+        },
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "image_size": shapes.SIZE,
+            "num_channels": 3,
+            "patch_size": settings.patch,
+            "hidden_size": settings.width,
+            "intermediate_size": settings.mlp_ratio * settings.width,
+            "num_hidden_layers": settings.depth,
+            "num_attention_heads": settings.heads,
+            "projection_dim": settings.embedding,
+            **common,
+        },
+    }
+    preprocessor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": shapes.SIZE},
+        "resample": 3,
+        "do_center_crop": True,
+        "crop_size": {"height": shapes.SIZE, "width": shapes.SIZE},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    marks = {
+        "tokenizer_class": "CLIPTokenizer",
+        "model_max_length": CONTEXT,
+        "bos_token": START,
+        "eos_token": END,
+        "unk_token": END,
+        "pad_token": END,
+    }
+    for name, content in (
+        ("config", config),
+        ("preprocessor_config", preprocessor),
+        ("tokenizer_config", marks),
+    ):
+        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    words.save(str(out / "tokenizer.json"))
+    tensors = {name: p.half().contiguous() for name, p in published(model, settings).items()}
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # it is written for its owner only
+
+
+def published(model: CLIP, settings: Settings) -> Params:
+    """The weights under the names of `transformers`' CLIPModel."""
+    w = model.weights
+    named: Params = {
+        "logit_scale": w["body.scale"],
+        "visual_projection.weight": w["body.image.proj"],
+        "text_projection.weight": w["body.text.proj"],
+        "text_model.embeddings.token_embedding.weight": w["body.text.tokens"],
+        "text_model.embeddings.position_embedding.weight": w["body.text.position"],
+        "vision_model.embeddings.class_embedding": w["body.image.cls"].flatten(),
+        "vision_model.embeddings.patch_embedding.weight": w["body.image.patch.weight"],
+        "vision_model.embeddings.position_embedding.weight": w["body.image.position"][0],
+    }
+    layers = {"norm1": "layer_norm1", "norm2": "layer_norm2", "proj": "self_attn.out_proj"}
+    layers |= {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"}
+    for kind in ("weight", "bias"):
+        named[f"vision_model.pre_layrnorm.{kind}"] = w[f"body.image.norm_pre.{kind}"]  # so spelled
+        named[f"vision_model.post_layernorm.{kind}"] = w[f"body.image.norm.{kind}"]
+        named[f"text_model.final_layer_norm.{kind}"] = w[f"body.text.norm.{kind}"]
+        for tower, theirs, depth in (
+            ("image", "vision_model", settings.depth),
+            ("text", "text_model", settings.text_depth),
+        ):
+            for i in range(depth):
+                ours, at = f"body.{tower}.blocks.{i}", f"{theirs}.encoder.layers.{i}"
+                for name, other in layers.items():
+                    named[f"{at}.{other}.{kind}"] = w[f"{ours}.{name}.{kind}"]
+                for name, part in zip("qkv", w[f"{ours}.qkv.{kind}"].chunk(3), strict=True):
+                    named[f"{at}.self_attn.{name}_proj.{kind}"] = part
+    return named
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Pre-train clip-mini.")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint and the results")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the finished model")
+    parser.add_argument("--threads", type=int, default=1)
+    defaults = {
+        "steps": 8192, "batch": 64, "warmup": 200, "ramp": 3200, "patch": 8, "width": 128, "depth": 6, "heads": 4,
+        "text_width": 128, "text_depth": 3, "text_heads": 4, "embedding": 128, "mlp_ratio": 2, "seed": 0,
+    }  # fmt: skip
+    for name, default in defaults.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    given = vars(parser.parse_args())
+    work, out, threads = given.pop("work"), given.pop("out"), given.pop("threads")
+    settings = Settings(**given)
+    work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(threads)
+    words = tokenizer()
+    model, spent = train(settings, work, words)
+    model.weights = {name: p.half().float() for name, p in model.weights.items()}  # what the files hold
+    export(model, settings, words, out)
+    results = {
+        "minutes": round(spent / 60, 1),
+        "zero-shot": report(model, words, 12_800, seed=900_002),
+        "linear probe": probe(model),
+    }
+    (work / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
