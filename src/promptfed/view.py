@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -63,11 +64,17 @@ class Live:
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="accuracy in %, of the last round; local: mean over clients", title_justify="left")
-    for header in HEADERS:
-        table.add_column(header, justify="left" if header == "method" else "right")
-    for row in rows:
-        table.add_row(*cells(row))
+    """Columns that say the same of every method are left out, so that the table fits a narrow terminal."""
+    lines = [cells(row) for row in rows]
+    told = [
+        i for i, header in enumerate(HEADERS) if header not in ("seeds", "adapt") or {x[i] for x in lines} - {"0", "1"}
+    ]
+    title = "accuracy in %, of the last round; local: mean over clients"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for i in told:
+        table.add_column(HEADERS[i], justify="right" if i else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[i] for i in told))
     return table
 
 
