@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: run test lint slow bench clean
 
-# The main job, offline: pFedPT against FedAvg and Local on a non-IID federation of an embedded dataset.
+# The main job, offline: prompt methods against each other on the embedded model, eight drawing styles as clients.
 run: $(STAMP)
 	$(BIN)/promptfed compare quickstart --out runs/quickstart
 
@@ -24,6 +24,7 @@ slow: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/many_clients.py
+	$(BIN)/python benchmarks/frozen.py
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "promptfed needs Python 3.11 or newer")'

@@ -165,6 +165,21 @@ def test_tokens_within_a_private_prompt_go_through_all_layers(data, model):
     torch.testing.assert_close(tuning.features(model, params, batch, ctx), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("head-tune", "features", ""),
+        ("fedvpt", "", "tokens enter the first layer"),
+        ("fedavg", "", "all weights are trained"),
+        ("fedavg+head+pt", "", "a prompt changes what enters the model"),
+    ],
+)
+def test_it_says_why_nothing_is_cached(model, name, values, why):
+    tuning = methods.create(name).tuning
+    assert tuning.frozen_name(model) == values
+    assert values or tuning.unfrozen(model) == why
+
+
 def test_moon_refuses_frozen_features(model):
     method = methods.create("moon+head")
     with pytest.raises(ValueError, match="Moon contrasts features"):

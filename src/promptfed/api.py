@@ -113,6 +113,7 @@ def execute(
                 "images": len(data),
                 "classes": len(data.classes),
             },
+            "frozen": _frozen(parts),
             "sites": [
                 {"client": i, "name": s.name, "n_train": len(s.train), "n_val": len(s.val), "n_test": len(s.test)}
                 for i, s in enumerate(parts.federation.sites)
@@ -139,3 +140,10 @@ def fresh(config: C.Config) -> Path:
 
 def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key != "compare"}
+
+
+def _frozen(parts: build.Parts) -> dict[str, str | None]:
+    """What was computed once per image; or why nothing was."""
+    tuning, model = parts.method.tuning, parts.model
+    name = tuning.frozen_name(model)
+    return {"values": name or None, "why_not": None if name else tuning.unfrozen(model)}

@@ -202,7 +202,7 @@ def _spread(values: Sequence[float | None]) -> Table | None:
     return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}
 
 
-HEADERS = ("method", "seeds", "local", "worst", "global", "macro F1", "after local", "bytes", "passes", "adapt")
+HEADERS = ("method", "seeds", "local", "worst", "global", "F1", "trained", "bytes", "passes", "adapt")
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -63,6 +63,10 @@ class Tuning(BaseModel):
         """What frozen() gives, such that two things of one name are equal; empty if it gives nothing."""
         return ""
 
+    def unfrozen(self, model: Model) -> str:
+        """Why nothing is computed once, where frozen_name() is empty."""
+        return "all weights are trained"
+
     def frozen(self, model: Model, x: Tensor) -> Params:
         """Values (B, ...) of samples that depend on frozen weights only: computed once and given back in batch.frozen,
         in place of the images."""
@@ -154,6 +158,9 @@ class Tokens(Tuning):
         first = min(self.at(model))
         return f"input of layer {first}" if first else ""  # in front of the first layer there is nothing to save
 
+    def unfrozen(self, model: Model) -> str:
+        return "tokens enter the first layer"
+
     def frozen(self, model: Model, x: Tensor) -> Params:
         assert isinstance(model, ViT)
         return {"hidden": model.encode(model.weights, model.embed(model.weights, x), stop=min(self.at(model)))}
@@ -219,6 +226,9 @@ class PrivatePrompt(Tuning):
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
     prompt_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the prompt's SGD")
     joint: bool = Field(False, description="train prompt and weights at once instead of one after the other (Table 8)")
+
+    def unfrozen(self, model: Model) -> str:
+        return "a prompt changes what enters the model"
 
     def role(self, name: str) -> str:
         return super().role(name) if name.startswith("prompt.") else self.inner.role(name)
