@@ -98,18 +98,8 @@ class Full(Tuning):
         return {name: p.clone() for name, p in model.weights.items()}
 
 
-class HeadOnly(Tuning):
-    """A linear head on frozen features."""
-
-    roles: ClassVar[dict[str, str]] = {"head.": "head"}
-    about: ClassVar[str] = "the head"
-
-    def check(self, model: Model) -> None:
-        if "head.weight" not in model.weights:
-            raise UserError(f'backbone.name = "{model.name}" has no head to tune')
-
-    def init(self, model: Model, seed: int) -> Params:
-        return {name: model.weights[name].clone() for name in ("head.weight", "head.bias")}
+class OnFeatures(Tuning):
+    """Whatever works on the features of a frozen image model."""
 
     def frozen_name(self, model: Model) -> str:
         return "features"
@@ -121,6 +111,20 @@ class HeadOnly(Tuning):
         if batch.frozen:
             return batch.frozen["features"]
         return model.features(model.weights, batch.x, batch.tokens)  # inside a private prompt, which changes the input
+
+
+class HeadOnly(OnFeatures):
+    """A linear head on frozen features."""
+
+    roles: ClassVar[dict[str, str]] = {"head.": "head"}
+    about: ClassVar[str] = "the head"
+
+    def check(self, model: Model) -> None:
+        if "head.weight" not in model.weights:
+            raise UserError(f'backbone.name = "{model.name}" has no head to tune')
+
+    def init(self, model: Model, seed: int) -> Params:
+        return {name: model.weights[name].clone() for name in ("head.weight", "head.bias")}
 
 
 class Tokens(Tuning):
@@ -137,7 +141,9 @@ class Tokens(Tuning):
 
     def at(self, model: Model) -> tuple[int, ...]:
         assert isinstance(model, ViT)
-        return {"first": (0,), "all": tuple(range(model.depth))}.get(str(self.layers)) or tuple(self.layers)  # type: ignore[arg-type]
+        if self.layers == "first":
+            return (0,)
+        return tuple(range(model.depth)) if self.layers == "all" else self.layers
 
     def check(self, model: Model) -> None:
         if not isinstance(model, ViT):
@@ -176,7 +182,7 @@ class Tokens(Tuning):
         return model.norm(model.weights, h[:, 0])
 
 
-class TextContext(Tuning):
+class TextContext(OnFeatures):
     """Context vectors in front of, around or behind a class name in a frozen CLIP: Zhou et al., "Learning to Prompt for
     Vision-Language Models" (IJCV 2022); federated as PromptFL by Guo et al. (2022)."""
 
@@ -198,17 +204,6 @@ class TextContext(Tuning):
     def init(self, model: Model, seed: int) -> Params:
         assert isinstance(model, CLIP)
         return {"context": normal(torch_rng(seed, "context"), self.context, model.text_width)}
-
-    def frozen_name(self, model: Model) -> str:
-        return "features"
-
-    def frozen(self, model: Model, x: Tensor) -> Params:
-        return {"features": model.features(model.weights, x)}
-
-    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        if batch.frozen:
-            return batch.frozen["features"]
-        return model.features(model.weights, batch.x, batch.tokens)  # inside a private prompt, which changes the input
 
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         assert isinstance(model, CLIP)
