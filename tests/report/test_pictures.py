@@ -64,7 +64,14 @@ def some_rounds() -> list[dict[str, object]]:
             2, [0, 2], loss=1.5, aggregated=stage([0.2, None, 0.4], 0.25), after_local=stage([0.5, 0.7], None, [0, 2])
         ),
         line(3, [0, 1], left_out=[0, 1], loss=None),
-        line(4, [1, 2], loss=1.0, aggregated=stage([0.4, None, 0.8], 0.35), after_local=stage([0.6, None, 0.9], 0.2)),
+        line(
+            4,
+            [1, 2],
+            loss=1.0,
+            aggregated=stage([0.4, None, 0.8], 0.35),
+            after_local=stage([0.5, 0.6], None, [1, 2]),
+            after_local_all=stage([0.6, None, 0.9], 0.2),
+        ),
     ]
 
 
@@ -76,7 +83,7 @@ def test_curves_show_what_is_on_record(make: Make) -> None:
     assert lines["local: mean over clients, own test data"] == ([2, 4], pytest.approx([30, 60]))
     assert lines["global: everybody's test data"] == ([2, 4], [25, 35])
     # the scores of everybody at the end are no point of the line of participants
-    assert lines["after local training: that round's clients"] == ([2], pytest.approx([60]))
+    assert lines["after local training: that round's clients"] == ([2, 4], pytest.approx([60, 55]))
     assert lines["after local training: all clients"] == ([4], [75])
     band = next(one for one in accuracy.collections if one.get_label() == "worst to best client")
     corners = np.vstack([path.vertices for path in band.get_paths()])

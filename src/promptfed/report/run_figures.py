@@ -71,24 +71,18 @@ def _accuracy(axes: Axes, run: Run) -> None:
 
 
 def _after_local(axes: Axes, run: Run) -> list[float]:
-    """Locally trained models. Where some clients train each round, the scores of all at the end are a point apart."""
+    """Locally trained models: of each evaluated round's participants, and apart from them of everyone at the end."""
     rounds, mean = run.series("local", "mean", stage="after_local")
-    if not np.isfinite(mean).any():
-        return []
-    final = run.scored[-1]
-    asked = len(final.get("after_local", {}).get("clients", ()))
-    apart = asked > len(final["clients"])  # more were scored than took part
-    cut = len(rounds) - apart
-    if cut:
-        look = style.marks(Look(VERMILION, "^", "--"), cut)
-        who = (
-            "that round's clients" if any(len(line["clients"]) < run.clients for line in run.scored) else "all clients"
-        )
-        axes.plot(rounds[:cut], mean[:cut], label=f"after local training: {who}", zorder=3, **look)
-    if apart:
+    if np.isfinite(mean).any():
+        everyone = all(len(line["clients"]) == run.clients for line in run.scored)
+        who = "all clients" if everyone else "that round's clients"
+        look = style.marks(Look(VERMILION, "^", "--"), len(rounds))
+        axes.plot(rounds, mean, label=f"after local training: {who}", zorder=3, **look)
+    last, final = run.series("local", "mean", stage="after_local_all")
+    if np.isfinite(final).any():
         look = style.marks(Look(VERMILION, "*", "-"), 1, size=12) | {"linestyle": "none"}
-        axes.plot(rounds[cut:], mean[cut:], label="after local training: all clients", zorder=5, **look)
-    return [*mean]
+        axes.plot(last, final, label="after local training: all clients", zorder=5, **look)
+    return [*mean, *final]
 
 
 def _loss(axes: Axes, run: Run) -> None:

@@ -16,7 +16,7 @@ from .. import config as C
 from .. import record
 from ..server import Line
 
-Stage = Literal["aggregated", "after_local"]
+Stage = Literal["aggregated", "after_local", "after_local_all"]
 
 
 @dataclass(frozen=True)
