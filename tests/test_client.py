@@ -54,7 +54,7 @@ def run(method: Method, block: Sequence[Work], model: Model = MODEL, round: int 
 
 def block_of(method: Method, sizes: Sequence[int] = SIZES, model: Model = MODEL) -> list[Work]:
     """Clients that start from different weights, received different things and remember different things."""
-    state = method.begin(model, method.tuning.init(model, SEED))
+    state = method.begin(model, method.tuning.init(model, SEED), 0)
     found = []
     for client, n in enumerate(sizes, start=1):
         init = near(method.tuning.init(model, SEED), client)

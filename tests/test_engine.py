@@ -125,7 +125,7 @@ def test_a_dead_worker_is_one_sentence(tmp_path):
     parts = build.assemble(config)
     parts.federation.save(tmp_path / "partition.json")
     clients = build.clients(parts, tmp_path)
-    state = parts.method.begin(parts.model, parts.init)
+    state = parts.method.begin(parts.model, parts.init, 0)
     try:
         for host in (clients._hosts.get(), clients._hosts.get()):
             host._process.kill()

@@ -116,7 +116,7 @@ def test_aggregation_keeps_what_nobody_sent() -> None:
 
 def test_every_client_receives_the_global_model() -> None:
     method = create("fedavg")
-    state = method.begin(MODEL, initial(method))
+    state = method.begin(MODEL, initial(method), 0)
     assert state.keys() == MODEL.weights.keys()
     assert all(
         torch.equal(method.down(state, client)[name], p) for client in (0, 9) for name, p in MODEL.weights.items()
@@ -393,7 +393,7 @@ def test_fedbabu_adapts_for_epochs_where_they_are_given() -> None:
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
 def test_a_shared_body_is_averaged_by_samples_without_the_heads(name: str) -> None:
     method = create(name)
-    state = method.begin(MODEL, initial(method))
+    state = method.begin(MODEL, initial(method), 0)
     assert state.keys() == set(BODY)
     ups = [{n: p for n, p in near(MODEL.weights, seed).items() if n in BODY} for seed in (1, 2)]
     state = method.aggregate(state, [Update(0, {}, ups[0], 1), Update(1, {}, ups[1], 3)])
@@ -450,7 +450,7 @@ def one_number(value: float) -> Params:
 
 def test_fedmtls_server_keeps_all_models_and_their_plain_mean() -> None:
     method = create("fedmtl")
-    state = method.begin(MODEL, one_number(9.0))
+    state = method.begin(MODEL, one_number(9.0), 0)
     # An unseen client receives the mean as its model.
     assert {n: p.item() for n, p in method.down(state, 3).items()} == {"body.w": 9, "mean.body.w": 9}
     # Numbers of samples do not weight the mean of the models.
@@ -468,7 +468,7 @@ def test_fedmtls_server_keeps_all_models_and_their_plain_mean() -> None:
 
 def test_what_fedmtl_sends_to_an_unseen_client_can_be_packed() -> None:
     method = create("fedmtl")
-    state = method.begin(MODEL, initial(method))
+    state = method.begin(MODEL, initial(method), 0)
     found, _ = unpack(pack(method.down(state, 0)))
     assert found.keys() == {*WEIGHTS, *(f"mean.{name}" for name in WEIGHTS)}
 
@@ -482,7 +482,7 @@ def test_local_trains_alone_and_nothing_travels() -> None:
     done = local_round(method, one)
     same(done.params, descend(numbers(MODEL.weights), one.samples, plan(N, B, 2), at(LR, *WEIGHTS)))
     assert method.shared(done.params) == {}
-    state = method.begin(MODEL, initial(method))
+    state = method.begin(MODEL, initial(method), 0)
     assert state == {}
     assert method.aggregate(state, [Update(0, {}, {}, 3)]) == {}
     same(method.start(initial(method), method.down(state, 0), done.params, {}), numbers(done.params), 0)
@@ -569,7 +569,7 @@ def test_pfedpts_prompt_stays_and_its_weights_are_averaged() -> None:
     params = initial(method)
     assert method.shared(params).keys() == set(WEIGHTS)
     assert method.kept(params).keys() == set(SIDES)
-    assert method.begin(MODEL, params).keys() == set(WEIGHTS)
+    assert method.begin(MODEL, params, 0).keys() == set(WEIGHTS)
 
 
 def test_fedprox_with_a_prompt_holds_the_weights_not_the_prompt() -> None:
@@ -696,7 +696,7 @@ def test_everything_a_client_sends_after_a_round_is_shared(name: str, tmp_path: 
     own = {"iterations": 10} if name == "fedmtl" else {}
     method = create(f"{name}+pt", {"batch_size": B, "epochs": 1, "prompt_epochs": 1, "prompt_size": SIZE, **own})
     host = toy_host(method, tmp_path)
-    state = method.begin(MODEL, host.init)
+    state = method.begin(MODEL, host.init, 0)
     client = host.work(1, method.down(state, 1), 1)
     notes, blobs = host.train([client], 1, score=False)
     up, stats = read_message(blobs[0])

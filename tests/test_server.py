@@ -326,7 +326,7 @@ def test_personal_models_are_scored_on_everybodys_data_where_wanted(
 class Welcoming(FedAvg):
     """Counts those who joined."""
 
-    def admit(self, state: State, client: int, hello: Params) -> State:
+    def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         return {**state, "sum": state.get("sum", torch.tensor(0.0)) + hello["hello"]}
 
     def down(self, state: State, client: int) -> Params:

@@ -98,6 +98,8 @@ def execute(
                 config.eval.every,
                 config.eval.after_local,
                 config.eval.pooled,
+                config.join.newcomers(len(parts.federation.sites)),
+                config.join.round,
             )
             server.run(parts.method, parts.model, parts.init, clients, plan, folder)
         finally:

@@ -34,14 +34,14 @@ class Samples:
     y: Tensor  # (n,)
     mean: Tensor  # (C, 1, 1), on the scale of x
     std: Tensor  # (C, 1, 1)
-    frozen: Params = field(default_factory=dict)  # (n, ...) each; x is (n, 0) then
+    frozen: Params = field(default_factory=dict)  # (n, ...) each; x is (n, 0) then, unless the tuning wants both
 
     def __len__(self) -> int:
         return len(self.y)
 
     def images(self, index: Tensor | slice) -> Tensor:
         x = self.x[index].float()
-        return x if self.frozen else (x - self.mean) / self.std
+        return (x - self.mean) / self.std if x.ndim == 4 else x
 
 
 @dataclass
@@ -53,6 +53,8 @@ class Work:
     params: Params
     down: Params
     memory: Params
+    once: Params = field(default_factory=dict)
+    private: Params = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,11 @@ def train(
         ]
         if not any(plans):
             continue
-        params, sums, phase_stats = _train_phase(method, model, block, params, phase, plans, seed, round, number)
+        params, sums, stats = _train_phase(method, model, block, params, phase, plans, stats, seed, round, number)
         for i, plan in enumerate(plans):
             drawn = sum(len(index) for index in plan)
             passes[i] += drawn
             losses[i] = float(sums[i]) / max(drawn, 1)
-            for name, value in phase_stats[i].items():
-                stats[i][name] = stats[i][name] + value if name in stats[i] else value
     return [Trained(params[i], stats[i], losses[i], passes[i]) for i in range(k)]
 
 
@@ -107,11 +107,12 @@ def _train_phase(
     params: list[Params],
     phase: Phase,
     plans: list[list[np.ndarray]],
+    before: list[Params],
     seed: int,
     round: int,
     number: int,
 ) -> tuple[list[Params], Tensor, list[Params]]:
-    """-> parameters, loss summed over the samples drawn (K,), stats."""
+    """-> parameters, loss summed over the samples drawn (K,), stats added to those of the phases before."""
     k, device = len(block), block[0].samples.y.device
     samples, offsets = _concatenate([work.samples for work in block])
     extra = _prepare(method, model, block, params, phase)
@@ -130,15 +131,25 @@ def _train_phase(
     trained = join([{name: p[name].detach().clone() for name in moving} for p in params])
     fixed = join([{name: v for name, v in p.items() if name not in trained} for p in params])
     down, memory = join([work.down for work in block]), join([work.memory for work in block])
-    counts = [_label_counts(work.samples, model.classes) for work in block]
+    counts = [label_counts(work.samples, model.classes) for work in block]
     n = torch.tensor([len(work.samples) for work in block], device=device)
-    context = (fixed, down, memory, n if k > 1 else n[0], torch.stack(counts) if k > 1 else counts[0])
+    reference = join(_refer(method, model, block, params, phase))
+    about = (fixed, down, memory, n if k > 1 else n[0], torch.stack(counts) if k > 1 else counts[0], reference)
+    once = block[0].once
     objective = Method.loss if phase.plain else type(method).loss
 
     def loss(
-        trained: Params, batch: _Fields, fixed: Params, down: Params, memory: Params, n: Tensor, counts: Tensor
+        trained: Params,
+        batch: _Fields,
+        fixed: Params,
+        down: Params,
+        memory: Params,
+        n: Tensor,
+        counts: Tensor,
+        reference: Params,
+        stats: Params,
     ) -> tuple[Tensor, Params]:
-        ctx = Context(down, memory, phase, n, counts)
+        ctx = Context(down, memory, phase, n, counts, reference, stats, once)
         return objective(method, model, {**fixed, **trained}, Batch(*batch), ctx)
 
     stacked_loss = vmap(loss) if k > 1 else loss
@@ -147,33 +158,42 @@ def _train_phase(
         p.requires_grad_()
     optimizers = _optimizers(method, phase, trained)
     sums = torch.zeros(k, device=device)
-    stats: Params = {}
+    stats = join(before)
     for step in range(max(map(len, plans))):
         batch, active, drawn = _batch(
             samples, offsets, [plan[step] if step < len(plan) else None for plan in plans], noise[step], extra
         )
 
-        def grad(at: Params, batch: _Fields = batch, drawn: Tensor = drawn, active: list[bool] = active) -> Params:
-            value, step_stats = stacked_loss(at, batch, *context)
+        found: list[tuple[Tensor, Params]] = []  # by the first gradient of the step
+
+        def grad(
+            at: Params,
+            batch: _Fields = batch,
+            stats: Params = stats,
+            found: list[tuple[Tensor, Params]] = found,
+        ) -> Params:
+            value, numbers = stacked_loss(at, batch, *about, stats)
             gradients = torch.autograd.grad(value.sum(), list(at.values()), allow_unused=True)
-            with torch.no_grad():
-                sums.add_(value.detach() * drawn)
-                for name, s in step_stats.items():
-                    s = s.detach() if all(active) else s.detach() * _rows(active, s)
-                    stats[name] = stats[name] + s if name in stats else s
+            if not found:
+                found.append((value.detach(), numbers))
             return {
                 name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)
             }
 
-        direction = method.step(grad, trained, phase)
-        before = None if all(active) else [p.detach().clone() for p in trained.values()]
+        direction = grad(trained) if phase.plain else method.step(grad, trained, phase)
+        value, numbers = found[0]
+        sums += value * drawn
+        for name, s in numbers.items():
+            s = s.detach() if all(active) else s.detach() * _rows(active, s)
+            stats = {**stats, name: stats[name] + s if name in stats else s}
+        stand = None if all(active) else [p.detach().clone() for p in trained.values()]
         for name, p in trained.items():
             p.grad = direction[name]
         for optimizer in optimizers:
             optimizer.step()
-        if before is not None:  # a client that has no batches left stands still, whatever momentum or decay would do
+        if stand is not None:  # a client that has no batches left stands still, whatever momentum or decay would do
             with torch.no_grad():
-                for p, old in zip(trained.values(), before, strict=True):
+                for p, old in zip(trained.values(), stand, strict=True):
                     p.copy_(torch.where(_rows(active, p), p, old))
     done = {name: p.detach() for name, p in trained.items()}
     if k == 1:
@@ -235,12 +255,19 @@ def _prepare(method: Method, model: Model, block: Sequence[Work], params: list[P
     with torch.no_grad():
         for work, p in zip(block, params, strict=True):
             ctx = context(work, phase, model)
-            for batch in _chunks(work.samples):
+            for batch in chunks(work.samples):
                 parts.append(method.prepare(model, p, batch, ctx))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def _chunks(samples: Samples) -> Iterator[Batch]:
+def _refer(method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase) -> list[Params]:
+    if phase.plain or type(method).refer is Method.refer:
+        return [{} for _ in block]
+    with torch.no_grad():
+        return [method.refer(model, p, context(work, phase, model)) for work, p in zip(block, params, strict=True)]
+
+
+def chunks(samples: Samples) -> Iterator[Batch]:
     """The samples in order. The noise of a chunk depends on its place only, so that an evaluation is repeatable."""
     for i in range(0, len(samples), CHUNK):
         at = slice(i, i + CHUNK)
@@ -252,12 +279,13 @@ def _take(values: Params, at: Tensor | slice) -> Params:
     return {name: v[at] for name, v in values.items()}
 
 
-def context(work: Work, phase: Phase, model: Model) -> Context:
+def context(work: Work, phase: Phase, model: Model, stats: Params | None = None) -> Context:
     n = torch.tensor(len(work.samples), device=work.samples.y.device)
-    return Context(work.down, work.memory, phase, n, _label_counts(work.samples, model.classes))
+    counts = label_counts(work.samples, model.classes)
+    return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private)
 
 
-def _label_counts(samples: Samples, classes: int) -> Tensor:
+def label_counts(samples: Samples, classes: int) -> Tensor:
     return torch.bincount(samples.y, minlength=classes)
 
 
@@ -315,7 +343,7 @@ def evaluate(method: Method, model: Model, work: Work, params: Params, samples: 
     confusion = torch.zeros(classes, classes, dtype=torch.int64)  # label, prediction
     loss = 0.0
     with torch.no_grad():
-        for batch in _chunks(samples):
+        for batch in chunks(samples):
             logits = method.tuning.logits(model, params, batch, ctx)
             loss += float(torch.nn.functional.cross_entropy(logits, batch.y, reduction="sum"))
             cells = batch.y * classes + logits.argmax(1)

@@ -47,6 +47,24 @@ class Evaluation(_Section):
     )
 
 
+class Join(_Section):
+    """The [join] section: clients that are not there from the start. Results report them apart."""
+
+    clients: int | tuple[int, ...] = Field((), description="who comes later: client numbers, or how many of the last")
+    round: int = Field(
+        0, ge=0, description="the first round they may take part in; 0: they never train, only are served"
+    )
+
+    def newcomers(self, count: int) -> tuple[int, ...]:
+        """Their numbers, of so many clients."""
+        late = tuple(range(count - self.clients, count)) if isinstance(self.clients, int) else self.clients
+        if len(set(late)) < len(late) or not all(0 <= client < count for client in late) or len(late) >= count:
+            raise UserError(
+                f"join.clients = {self.clients} must be different clients out of 0 to {count - 1}, and not all of them"
+            )
+        return tuple(sorted(late))
+
+
 class Engine(_Section):
     """The [engine] section: where and how fast, never what."""
 
@@ -122,7 +140,21 @@ class Config(_Section):
     partition: PartitionSection = Field(default_factory=PartitionSection)
     backbone: Backbone = Field(default_factory=lambda: Backbone())
     eval: Evaluation = Field(default_factory=lambda: Evaluation())
+    join: Join = Field(default_factory=lambda: Join())
     engine: Engine = Field(default_factory=lambda: Engine())
+
+    @model_validator(mode="after")
+    def _joins(self) -> Config:
+        if self.join.round > self.rounds:
+            raise UserError(f"join.round = {self.join.round} is later than the last of rounds = {self.rounds}")
+        if self.join.round and not self.join.clients:
+            raise UserError(f"join.round = {self.join.round} needs join.clients: who joins then")
+        if self.join.clients and not self.join.round and not self.method.method.serves:
+            raise UserError(
+                f'join.round = 0: "{self.method.name}" has no model for a client that never trains; '
+                f"let it join in a round from 1 to {self.rounds}"
+            )
+        return self
 
     def complete(self) -> Table:
         """All settings, with the ones that were left to their defaults."""
@@ -136,6 +168,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "partition": PartitionSection,
     "backbone": Backbone,
     "eval": Evaluation,
+    "join": Join,
     "engine": Engine,
 }
 

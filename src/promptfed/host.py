@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from . import params as P
-from .client import Samples, Score, Work, context, evaluate, train
+from .client import Samples, Score, Work, chunks, context, evaluate, train
 from .data import Federation
 from .frozen import FrozenValues, normalisation
-from .method import Method, Phase
+from .method import Holdings, Method, Phase
 from .models import Model
 from .params import Params
 from .store import Store
@@ -55,12 +55,19 @@ class Host:
         clients: list[int] = note["clients"]
         if note["ask"] == "enroll":
             return {}, [pack(self.enroll(client)) for client in clients]
-        received = [P.to(unpack(blob)[0], self.device) for blob in blobs]
+        if note["ask"] == "settle":
+            for client, place in zip(clients, note["blob"], strict=True):
+                self.settle(client, unpack(blobs[place])[0], note["round"])
+            return {}, []
+        for digest, place in note.get("new", {}).items():
+            self.store.add(digest, blobs[place])
+        received = {place: P.to(unpack(blobs[place])[0], self.device) for place in set(note["blob"])}
         notes: list[dict[str, Any]] = []
         answers: list[bytes] = []
         for i in range(0, len(clients), self.block):
             part = range(i, min(i + self.block, len(clients)))
-            block = [self.work(clients[j], received[note["blob"][j]], note["round"]) for j in part]
+            once = note.get("once", [{}] * len(clients))
+            block = [self.work(clients[j], received[note["blob"][j]], note["round"], once[j]) for j in part]
             if note["ask"] == "train":
                 said, sent = self.train(block, note["round"], note["score"])
                 answers += sent
@@ -69,52 +76,78 @@ class Host:
             notes += said
         return {"clients": notes}, answers
 
-    def work(self, client: int, down: Params, before: int) -> Work:
-        """The client as it stands at the start of a round."""
-        state = P.to(self.store.get(client, before), self.device)
-        memory = {k.removeprefix(_MEMORY): v for k, v in state.items() if k.startswith(_MEMORY)}
-        private = {k.removeprefix(_PRIVATE): v for k, v in state.items() if k.startswith(_PRIVATE)}
+    def work(self, client: int, down: Params, before: int, once: Mapping[str, str] | None = None) -> Work:
+        """The client as it stands at the start of a round. `once` names what was sent before, by its content."""
+        private, memory = self.remembers(client, before)
         start = self.method.start(self.init, down, private, memory)
         # A first-time participant remembers what it has just received, so that all clients of a block look alike.
         memory = memory or self.method.remembered(start)
-        return Work(client, self.samples(self.federation.sites[client].train), start, down, memory)
+        kept = {name: self.store.once(digest)[name] for name, digest in (once or {}).items()}
+        samples = self.samples(self.federation.sites[client].train)
+        return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
+
+    def remembers(self, client: int, before: int) -> tuple[Params, Params]:
+        """-> what is private, what is memory"""
+        state = P.to(self.store.get(client, before), self.device)
+        return (
+            {k.removeprefix(_PRIVATE): v for k, v in state.items() if k.startswith(_PRIVATE)},
+            {k.removeprefix(_MEMORY): v for k, v in state.items() if k.startswith(_MEMORY)},
+        )
 
     def samples(self, index: np.ndarray) -> Samples:
         data = self.federation.dataset
         mean, std = normalisation(self.model, data, self.device)
         labels = torch.from_numpy(data.labels[index]).to(self.device)
-        if self._frozen:
-            return Samples(labels.new_empty(len(labels), 0), labels, mean, std, self._frozen(index))
-        return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std)
+        frozen = self._frozen(index) if self._frozen else {}
+        if frozen and not self.method.tuning.images:
+            return Samples(labels.new_empty(len(labels), 0), labels, mean, std, frozen)
+        return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std, frozen)
 
     def enroll(self, client: int) -> Params:
-        labels = torch.from_numpy(self.federation.dataset.labels[self.federation.sites[client].train]).to(self.device)
-        return self.method.enroll(self.model, self.init, torch.bincount(labels, minlength=self.model.classes))
+        private, _ = self.remembers(client, 1)
+        if not private:
+            private = self.method.secrets()
+            if private:
+                self.store.put(0, {client: {_PRIVATE + name: value for name, value in private.items()}})
+        site = self.federation.sites[client]
+        labels = torch.from_numpy(self.federation.dataset.labels[site.train]).to(self.device)
+        counts = torch.bincount(labels, minlength=self.model.classes)
+        own = Holdings(
+            lambda: chunks(self.samples(site.train)), lambda: chunks(self.samples(site.val)), counts, private
+        )
+        with torch.no_grad():
+            return self.method.enroll(self.model, self.init, own)
+
+    def settle(self, client: int, received: Params, round: int) -> None:
+        private, memory = self.remembers(client, round + 1)
+        settled = self.method.settle(received, private)
+        self.store.put(round, {client: _prefixed(settled, memory)})
 
     def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
         notes, blobs, memories = [], [], {}
         for work, done in zip(
             block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
         ):
-            up = self.method.shared(done.params)
             note: dict[str, Any] = {"client": work.client, "n": len(work.samples), "passes": done.passes}
             if not math.isfinite(done.loss) or not P.finite(done.params):
                 # Nothing of it is sent or remembered: the client goes on from where it was.
                 notes.append({**note, "error": f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"})
                 blobs.append(b"")
                 continue
-            ctx = context(work, Phase({}, 1, name="report"), self.model)
-            stats = {**done.stats, **self.method.report(self.model, done.params, ctx)}
+            ctx = context(work, Phase({}, 1, name="report"), self.model, done.stats)
+            with torch.no_grad():
+                params = self.method.finish(done.params, ctx)
+                stats = {**done.stats, **self.method.report(self.model, params, ctx)}
+                kept = self.method.keep(self.model, params, ctx)
             if score:
-                note["after_local"] = self.scores(work, done.params, pooled=False)
-            remembered = {
-                **{_PRIVATE + k: v for k, v in self.method.kept(done.params).items()},
-                **{_MEMORY + k: v for k, v in self.method.remembered(done.params).items()},
-            }
+                note["after_local"] = self.scores(work, params, pooled=False)
+            further = {name: v for name, v in work.private.items() if name not in self.init}
+            private = {**further, **self.method.kept(params), **kept}
+            remembered = _prefixed(private, self.method.remembered(params))
             if remembered:
                 memories[work.client] = remembered
             notes.append({**note, "loss": done.loss})
-            blobs.append(message(up, stats))
+            blobs.append(message(self.method.upload(params, ctx), stats))
         if memories:
             self.store.put(round, memories)
         return notes, blobs
@@ -126,6 +159,9 @@ class Host:
         notes = []
         for i, work in enumerate(block):
             params = trained[i].params if trained else work.params
+            if trained and after_local:
+                ctx = context(work, Phase({}, 1, name="report"), self.model, trained[i].stats)
+                params = self.method.finish(params, ctx)
             note = self.scores(work, params, pooled)
             notes.append({"client": work.client, "passes": trained[i].passes if trained else 0, **note})
         return notes
@@ -142,6 +178,10 @@ class Host:
         if self._pooled is None:
             self._pooled = self.samples(np.concatenate([site.test for site in self.federation.sites]))
         return self._pooled
+
+
+def _prefixed(private: Params, memory: Params) -> Params:
+    return {**{_PRIVATE + k: v for k, v in private.items()}, **{_MEMORY + k: v for k, v in memory.items()}}
 
 
 def message(up: Params, stats: Params) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from . import params as P
 from .errors import UserError
 from .models import Model
 from .params import Params
-from .tuning import Full, Optimizer, Tuning
+from .tuning import Full, Optimizer, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
 
@@ -36,6 +37,10 @@ class Phase:
 
     def like(self, **changes: Any) -> Phase:
         return replace(self, **{"steps": 0, **changes})
+
+    def slower(self, factor: float) -> Phase:
+        """The same at learning rates times this factor."""
+        return replace(self, train={role: o.model_copy(update={"lr": o.lr * factor}) for role, o in self.train.items()})
 
 
 class Batch(NamedTuple):
@@ -82,6 +87,21 @@ class Context:
     phase: Phase
     n: Tensor  # () number of training samples
     label_counts: Tensor  # (classes,) of the training samples
+    reference: Params = field(default_factory=dict)  # what refer() gave for this phase
+    stats: Params = field(default_factory=dict)  # summed so far in this round; nothing before the first step
+    # What was sent `once` and kept by the client. In a loss it must be the same for all clients: a block shares it.
+    once: Params = field(default_factory=dict)
+    private: Params = field(default_factory=dict)  # all that the client keeps to itself; not in a loss
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a client may look at when it first meets the server."""
+
+    train: Callable[[], Iterator[Batch]]  # its samples in batches, in order
+    val: Callable[[], Iterator[Batch]]
+    label_counts: Tensor  # (classes,) of the training samples
+    private: Params  # what secrets() made
 
 
 @dataclass(frozen=True)
@@ -117,6 +137,8 @@ class Method(BaseModel):
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() makes clients models of their own
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
+    tuned: ClassVar[type[Tuning]] = Full  # what is tuned unless a plug-in says otherwise; if not Full, none may
+    wrapper: ClassVar[type[Wrapper] | None] = None  # what it puts around whatever is tuned
 
     tuning: Tuning = Field(default_factory=Full, description="what is trained")
     epochs: int = Field(5, ge=0, description="local epochs a round")
@@ -125,6 +147,9 @@ class Method(BaseModel):
     lr: float = Field(0.005, gt=0, description="local learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
+    cosine_rounds: int = Field(
+        0, ge=0, description="rounds in which learning rates fall to zero along a cosine; 0: they stay as they are"
+    )
     finetune_epochs: int = Field(0, ge=0, description="local epochs after training, before evaluation (`+ft`)")
 
     @model_validator(mode="after")
@@ -181,12 +206,20 @@ class Method(BaseModel):
         """Values of each sample that stay the same during a phase, (B, ...) each: found again in batch.extra."""
         return {}
 
+    def refer(self, model: Model, params: Params, ctx: Context) -> Params:
+        """Values of the client, not of a sample, that stay the same during a phase: found again in ctx.reference."""
+        return {}
+
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(),)
 
     def schedule(self, round: int) -> tuple[Phase, ...]:
         """A round's local training: this method's phases, and its tuning's own ones among them."""
-        return self.tuning.schedule(self.phases(round))
+        phases = self.tuning.schedule(self.phases(round))
+        if not self.cosine_rounds:
+            return phases
+        passed = min(round - 1, self.cosine_rounds - 1) / self.cosine_rounds
+        return tuple(phase.slower((1 + math.cos(math.pi * passed)) / 2) for phase in phases)
 
     def adapt(self) -> tuple[Phase, ...]:
         """Training before an evaluation, on a copy, by plain cross-entropy: fine-tuning baselines. A private prompt
@@ -203,33 +236,63 @@ class Method(BaseModel):
 
     def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase) -> Params:
         """The direction the optimiser descends: by default the gradient of loss(). Elementwise in params, which may
-        hold one client or a stack of them."""
+        hold one client or a stack of them. Of several gradients taken, the first is the one that is recorded."""
         return grad(params)
+
+    def finish(self, params: Params, ctx: Context) -> Params:
+        """After training: the parameters, with what is learnt otherwise than by descent (ctx.stats has the sums)."""
+        return params
+
+    def upload(self, params: Params, ctx: Context) -> Params:
+        """What goes up: names and shapes of the shared parameters."""
+        return self.shared(params)
 
     def report(self, model: Model, params: Params, ctx: Context) -> Params:
         """After training: further tensors sent with the update, in its stats."""
         return {}
 
-    def enroll(self, model: Model, init: Params, label_counts: Tensor) -> Params:
+    def keep(self, model: Model, params: Params, ctx: Context) -> Params:
+        """After training: what the client keeps to itself besides private parameters. Under names that no parameter
+        has; what it kept under other names before stays."""
+        return {}
+
+    def settle(self, received: Params, private: Params) -> Params:
+        """The answer to exchange(): all that the client keeps to itself from now on, given what it kept."""
+        return private
+
+    def secrets(self) -> Params:
+        """What a client makes for itself before its first contact, and never sends."""
+        return {}
+
+    def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
         """First contact: what the client tells the server about itself."""
         return {}
 
     # ---- server half
 
-    def begin(self, model: Model, init: Params) -> State:
+    def begin(self, model: Model, init: Params, seed: int) -> State:
         return self.shared(init)
 
-    def admit(self, state: State, client: int, hello: Params) -> State:
-        """A client joins, at the start or in mid-training."""
+    def admit(self, state: State, client: int, hello: Params, round: int) -> State:
+        """A client joins: at the start (round 0), or before the given round."""
         return state
 
     def down(self, state: State, client: int) -> Params:
-        """What this client receives."""
+        """What this client receives. Names that begin with `once.` are large and never change: they travel once, and
+        are found again in ctx.once without the prefix."""
         return state
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Mean of what the clients sent, weighted by their numbers of samples."""
         return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
+
+    def exchange(self, state: State, updates: list[Update]) -> dict[int, Params]:
+        """After aggregation: a second message to some of the round's clients, for their settle()."""
+        return {}
+
+    def common(self, state: State) -> Params | None:
+        """The one model that a personal method has besides the clients' own: for clients that never train."""
+        return None
 
     # ---- what it is
 
@@ -238,6 +301,11 @@ class Method(BaseModel):
         """Whether clients end up with models of their own, rather than one global model."""
         keeps = bool(self.private) or "private" in self.tuning.role_names()
         return keeps or self.own_down or bool(self.adapt())
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a model for a client that never trains."""
+        return not self.personal or type(self).common is not Method.common
 
 
 class FedAvg(Method):

@@ -27,8 +27,10 @@ from .method import State
 from .server import Line
 from .wire import pack, unpack
 
-# As received from the server; after local training, of a round's participants; the same of everyone, at the end.
-STAGES = ("aggregated", "after_local", "after_local_all")
+# As received from the server; after local training, of a round's participants; the same of everyone, at the end; the
+# one model that a personal method has besides the clients' own. Each also of newcomers alone, who count in no other.
+_STAGES = ("aggregated", "after_local", "after_local_all", "common")
+STAGES = (*_STAGES, *(f"newcomers_{stage}" for stage in _STAGES))
 LAST = 10  # rounds that are averaged in `mean_of_last_10`
 
 

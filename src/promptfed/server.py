@@ -29,6 +29,17 @@ class Plan:
     after_local: Literal["none", "participants", "all"] = "participants"
     # When personal models are scored on everybody's test data: at every evaluation, at the last one, or never.
     pooled: Literal["every", "last", "never"] = "every"
+    newcomers: tuple[int, ...] = ()  # clients that are not there from the start
+    join_round: int = 0  # the first round they may take part in; 0: they never train, and are served only
+
+    def train(self, clients: Sequence[int], round: int) -> list[int]:
+        """Those that may be asked to train in a round."""
+        there = self.join_round and round >= self.join_round
+        return [client for client in clients if there or client not in self.newcomers]
+
+    def serve(self, method: Method, clients: Sequence[int], round: int) -> list[int]:
+        """Those that have a model behind a round."""
+        return list(clients) if method.serves else self.train(clients, round)
 
 
 class Recorder(Protocol):
@@ -46,34 +57,54 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
     if restored:
         done, state = restored
     else:
-        done, state = 0, method.begin(model, init)
-        for client, hello in clients.enroll(clients.ids()).items():
-            state = method.admit(state, client, hello)
+        done, state = 0, method.begin(model, init, plan.seed)
+        state = _admit(method, state, clients, plan.train(clients.ids(), 0), 0)
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()
-        chosen = sample(clients.sizes(), plan.fraction, plan.seed, round)
+        if round == plan.join_round:
+            state = _admit(method, state, clients, plan.newcomers, round)
+        sizes = clients.sizes()
+        there = plan.train(clients.ids(), round)
+        chosen = sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
         recorder.begin(round, chosen)
         due = round % plan.eval_every == 0 or round == plan.rounds
         sent = {client: method.down(state, client) for client in chosen}
         updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
         used, left_out = screen(updates, chosen, method.shared(init))
+        line = _line(round, chosen, used, left_out)
         if used:
             state = method.aggregate(state, used)
-        line = _line(round, chosen, used, left_out)
+            second = method.exchange(state, used)
+            if second:
+                line["bytes"]["down"] += sum(clients.settle(second, round).values())
+                line["bytes"]["parameters_down"] += sum(map(P.numel, second.values()))
         line["seconds"] = {"train": time.perf_counter() - begun}
         if due:
             begun = time.perf_counter()
-            everyone = {client: method.down(state, client) for client in clients.ids()}
+            served = {client: method.down(state, client) for client in plan.serve(method, clients.ids(), round)}
             wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
-            scores = clients.evaluate(everyone, round, wide and method.personal, after_local=False)
-            line["aggregated"] = _evaluated(scores, model, one_model=not method.personal)
-            if trained:
-                line["after_local"] = _evaluated(trained, model, one_model=False)
+            scores = clients.evaluate(served, round, wide and method.personal, after_local=False)
+            stages = {"aggregated": scores, "after_local": trained}
             if plan.after_local == "all" and round == plan.rounds:
-                scores = clients.evaluate(everyone, round, wide, after_local=True)
-                line["after_local_all"] = _evaluated(scores, model, one_model=False)
+                able = {client: down for client, down in served.items() if client in there}
+                stages["after_local_all"] = clients.evaluate(able, round, wide, after_local=True)
+            common = method.common(state)
+            if common is not None:
+                stages["common"] = clients.evaluate(dict.fromkeys(served, common), round, False, after_local=False)
+            for stage, found in stages.items():
+                one_model = stage == "common" or (stage == "aggregated" and not method.personal)
+                for new in (False, True):
+                    part = [s for s in found if (s.client in plan.newcomers) is new]
+                    if part:
+                        line[f"newcomers_{stage}" if new else stage] = _evaluated(part, model, one_model)
             line["seconds"]["evaluate"] = time.perf_counter() - begun
         recorder.end(line, state)
+    return state
+
+
+def _admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:
+    for client, hello in clients.enroll(joining).items():
+        state = method.admit(state, client, hello, round)
     return state
 
 

@@ -2,9 +2,10 @@
 
 Every value is kept under (client, round), and the one before it is kept too. A round that is trained again after a
 crash therefore starts from what the client knew before that round: training is idempotent, and no commit has to span
-clients and server.
+clients and server. Large tensors that are sent once are files, named by their content.
 """
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,22 @@ class Store:
                 f'the clients\' state in "{self._path}" cannot be written: {error}; make room and resume the run, '
                 "completed rounds are kept"
             ) from None
+
+    def add(self, digest: str, blob: bytes) -> None:
+        """Keeps a blob that was sent once."""
+        file = self._path / "once" / digest
+        if file.exists():
+            return
+        file.parent.mkdir(exist_ok=True)
+        part = file.with_name(f"{digest}.{os.getpid()}")
+        try:
+            part.write_bytes(blob)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def once(self, digest: str) -> Params:
+        return unpack((self._path / "once" / digest).read_bytes())[0]
 
     def _forget(self, txn: lmdb.Transaction, client: int, round: int) -> None:
         """Drops all but the newest value from before this round."""

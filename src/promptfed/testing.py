@@ -179,10 +179,10 @@ def check_stacked(case: Case) -> None:
 
 
 def begun(case: Case) -> State:
-    state = case.method.begin(case.model, case.init)
+    state = case.method.begin(case.model, case.init, case.seed)
     with case.clients() as (clients, _):
         for client, hello in clients.enroll(clients.ids()).items():
-            state = case.method.admit(state, client, hello)
+            state = case.method.admit(state, client, hello, 0)
     return state
 
 
@@ -248,10 +248,11 @@ def check_newcomer(case: Case) -> None:
     method, state = case.method, begun(Case(case.method, case.model, shrunk(case.federation)))
     newcomer = len(SIZES) - 1
     with case.clients() as (clients, _):
-        state = method.admit(state, newcomer, clients.enroll([newcomer])[newcomer])
+        state = method.admit(state, newcomer, clients.enroll([newcomer])[newcomer], 1)
         down = method.down(state, newcomer)
         updates, _ = clients.train({newcomer: down}, 1, score=False)
         state = method.aggregate(state, updates)
+        clients.settle(method.exchange(state, updates), 1)
         assert clients.evaluate({newcomer: method.down(state, newcomer)}, 1, pooled=True, after_local=False)
     assert P.finite(state)
 

@@ -43,6 +43,8 @@ class Tuning(BaseModel):
 
     roles: ClassVar[dict[str, str]] = {"body.": "body", "head.": "head"}
     about: ClassVar[str] = ""
+    backbones: ClassVar[str] = "any"  # which ones it can enter: any, transformers, CLIP, or CLIP with a ViT
+    images: ClassVar[bool] = False  # whether batches carry images besides what is frozen of them
 
     def role(self, name: str) -> str:
         for prefix, role in self.roles.items():
@@ -69,7 +71,7 @@ class Tuning(BaseModel):
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """Values (B, ...) of samples that depend on frozen weights only: computed once and given back in batch.frozen,
-        in place of the images."""
+        in place of the images unless `images` says besides."""
         return {}
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -132,6 +134,7 @@ class Tokens(Tuning):
 
     roles: ClassVar[dict[str, str]] = {"tokens.": "body", "head.": "head"}
     about: ClassVar[str] = "prompt tokens + head"
+    backbones: ClassVar[str] = "transformers"
 
     tokens: int = Field(10, ge=1, description="prompt tokens at each of their layers")
     layers: Literal["first", "all"] | tuple[int, ...] = Field(
@@ -188,6 +191,7 @@ class TextContext(OnFeatures):
 
     roles: ClassVar[dict[str, str]] = {"context": "body"}
     about: ClassVar[str] = "text context"
+    backbones: ClassVar[str] = "CLIP"
 
     context: int = Field(16, ge=1, description="number of context vectors")
     name_position: Literal["front", "middle", "end"] = Field("end", description="where the class name stands")
@@ -211,28 +215,48 @@ class TextContext(OnFeatures):
         return model.logits(model.weights, features, text)
 
 
-class PrivatePrompt(Tuning):
+class Wrapper(Tuning):
+    """Something around another tuning, which stays what it is: parameters of its own besides that one's."""
+
+    inner: Tuning = Field(default_factory=Full, description="what is tuned besides")
+
+    def role(self, name: str) -> str:
+        return super().role(name) if name.startswith(tuple(self.roles)) else self.inner.role(name)
+
+    def role_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*super().role_names(), *self.inner.role_names())))
+
+    def check(self, model: Model) -> None:
+        self.inner.check(model)
+
+    def frozen_name(self, model: Model) -> str:
+        return self.inner.frozen_name(model)
+
+    def unfrozen(self, model: Model) -> str:
+        return self.inner.unfrozen(model)
+
+    def frozen(self, model: Model, x: Tensor) -> Params:
+        return self.inner.frozen(model, x)
+
+    def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        return self.inner.schedule(phases)
+
+
+class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
     roles: ClassVar[dict[str, str]] = {"prompt.": "private"}
 
-    inner: Tuning = Field(default_factory=Full, description="what is tuned besides the prompt")
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
     prompt_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the prompt's SGD")
     joint: bool = Field(False, description="train prompt and weights at once instead of one after the other (Table 8)")
 
+    def frozen_name(self, model: Model) -> str:
+        return ""
+
     def unfrozen(self, model: Model) -> str:
         return "a prompt changes what enters the model"
-
-    def role(self, name: str) -> str:
-        return super().role(name) if name.startswith("prompt.") else self.inner.role(name)
-
-    def role_names(self) -> tuple[str, ...]:
-        return (*super().role_names(), *self.inner.role_names())
-
-    def check(self, model: Model) -> None:
-        self.inner.check(model)
 
     def init(self, model: Model, seed: int) -> Params:
         return {**self.start(model, seed), **self.inner.init(model, seed)}
@@ -309,6 +333,7 @@ class TokenPrompt(PrivatePrompt):
     """pFedPT with soft tokens behind cls in place of pixels (Table 6)."""
 
     about: ClassVar[str] = "private soft tokens"
+    backbones: ClassVar[str] = "transformers"
 
     prompt_tokens: int = Field(4, ge=1, description="number of soft tokens")
 

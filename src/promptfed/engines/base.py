@@ -31,6 +31,9 @@ class Clients(Protocol):
     def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
         """Local training; with `score`, also how the trained models do. May return fewer than asked: clients fail."""
 
+    def settle(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
+        """The second message of a round, which clients answer by remembering something; -> bytes it took each."""
+
     def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
         """Scores as received (and adapted, where the method adapts), or after a round of local training on a copy."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from queue import SimpleQueue
 from typing import Any
+
+from torch import Tensor
 
 from ..client import Score
 from ..host import Message, parse_score, read_message
@@ -14,6 +17,7 @@ from ..params import Params
 from ..wire import pack, unpack
 from .base import Scores
 
+ONCE = "once."  # how names begin of what travels once
 Answer = Callable[[dict[str, Any], list[bytes]], Message]
 
 
@@ -25,6 +29,8 @@ class LocalClients:
         self._hosts: SimpleQueue[Answer] = SimpleQueue()
         for host in hosts:
             self._hosts.put(host)
+        self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
+        self._delivered: set[tuple[int, str]] = set()
         self._threads = ThreadPoolExecutor(len(hosts)) if len(hosts) > 1 else None
 
     def ids(self) -> list[int]:
@@ -65,6 +71,10 @@ class LocalClients:
                 )
         return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
 
+    def settle(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
+        answers = self._ask(sent, {"ask": "settle", "round": round}, self._block)
+        return {client: n for _, (note, _) in answers for client, n in note["received"].items()}
+
     def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
         # What was learnt in this round counts: the clients stand as they will at the start of the next one.
         note = {"ask": "evaluate", "round": round + 1, "pooled": pooled, "after_local": after_local}
@@ -93,20 +103,43 @@ class LocalClients:
             # Packed here, so that messages exist only for the clients under way; one for clients sent the same object.
             place: dict[int, int] = {}
             blobs: list[bytes] = []
+            once: list[dict[str, str]] = []  # of each client: name -> digest
+            new: dict[str, int] = {}  # digest -> blob
+            received: dict[int, int] = {}
             for client in group:
-                if id(sent[client]) not in place:
-                    place[id(sent[client])] = len(blobs)
-                    blobs.append(pack(sent[client]))
+                down = sent[client]
+                large = {name: p for name, p in down.items() if name.startswith(ONCE)}
+                if id(down) not in place:
+                    place[id(down)] = len(blobs)
+                    blobs.append(pack({name: p for name, p in down.items() if name not in large} if large else down))
+                received[client] = len(blobs[place[id(down)]])
+                if note["ask"] != "train":  # nobody looks at the rest in an evaluation
+                    large = {}
+                once.append({name.removeprefix(ONCE): self._digest(name, p) for name, p in large.items()})
+                for name, p in large.items():
+                    digest = self._digest(name, p)
+                    if (client, digest) not in self._delivered:
+                        if digest not in new:
+                            new[digest] = len(blobs)
+                            blobs.append(pack({name.removeprefix(ONCE): p}))
+                        received[client] += len(blobs[new[digest]])
             index = [place[id(sent[client])] for client in group]
             host = self._hosts.get()
             try:
-                said, answers = host({**note, "clients": group, "blob": index}, blobs)
+                said, answers = host({**note, "clients": group, "blob": index, "once": once, "new": new}, blobs)
             finally:
                 self._hosts.put(host)
-            received = {client: len(blobs[i]) for client, i in zip(group, index, strict=True)}
+            self._delivered.update(
+                (c, digest) for c, known in zip(group, once, strict=True) for digest in known.values()
+            )
             return group, ({**said, "received": received}, answers)
 
         return self._threads.map(one, groups) if self._threads else map(one, groups)
+
+    def _digest(self, name: str, p: Tensor) -> str:
+        if id(p) not in self._digests:
+            self._digests[id(p)] = (p, sha256(pack({name.removeprefix(ONCE): p})).hexdigest())
+        return self._digests[id(p)][1]
 
 
 def _scores(client: int, note: dict[str, Any], passes: int) -> Scores:

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
-from ..tuning import Full, HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning
+from ..tuning import HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning, Wrapper
 from .fedbabu import FedBabu
 from .fedmtl import FedMtl
 from .fedper import FedPer
@@ -62,7 +62,7 @@ class Recipe(NamedTuple):
 
     kind: type[Method]
     tuning: type[Tuning]
-    prompts: list[type[PrivatePrompt]]
+    wrappers: list[type[Wrapper]]  # from the inside out
     settings: dict[str, Any]
 
 
@@ -90,7 +90,10 @@ def parse(name: str) -> Recipe:
     for count, known in ((len(tunings), TUNINGS), (len(prompts), PROMPTS)):
         if count > 1:
             raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in known)} may be given')
-    return Recipe(kind, tunings[0] if tunings else Full, prompts, settings)
+    if tunings and kind.tuned is not Method.tuned:
+        raise UserError(f'method.name = "{name}": {base} has a tuning of its own, and takes no other')
+    wrappers = [*prompts, *([kind.wrapper] if kind.wrapper else [])]
+    return Recipe(kind, tunings[0] if tunings else kind.tuned, wrappers, settings)
 
 
 def _import(name: str) -> type[Method]:
@@ -108,7 +111,7 @@ def _import(name: str) -> type[Method]:
 def fields(name: str) -> dict[str, FieldInfo]:
     """The settings of a method or composition: its own and its tuning's, in one flat namespace."""
     recipe = parse(name)
-    kinds = (recipe.kind, recipe.tuning, *recipe.prompts)
+    kinds = (recipe.kind, recipe.tuning, *recipe.wrappers)
     found = {key: info for kind in kinds for key, info in kind.model_fields.items()}
     for key, value in recipe.settings.items():
         found[key] = FieldInfo.merge_field_infos(found[key], default=value)
@@ -129,7 +132,7 @@ def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
     try:
         tuning = recipe.tuning(**of(recipe.tuning))
-        for kind in recipe.prompts:
+        for kind in recipe.wrappers:
             tuning = kind(inner=tuning, **of(kind))
         return recipe.kind(tuning=tuning, **given)
     except ValidationError as error:
@@ -139,31 +142,35 @@ def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 def settings(method: Method) -> dict[str, Any]:
     """The complete flat settings of a method, such that create(name, settings(method)) makes it again."""
     found = method.model_dump(exclude={"tuning"})
-    tuning = method.tuning
-    while isinstance(tuning, PrivatePrompt):
-        found.update(tuning.model_dump(exclude={"inner"}))
-        tuning = tuning.inner
+    wrappers, tuning = peel(method.tuning)
+    for wrapper in wrappers:
+        found.update(wrapper.model_dump(exclude={"inner"}))
     return {**found, **tuning.model_dump()}
+
+
+def peel(tuning: Tuning) -> tuple[list[Wrapper], Tuning]:
+    """The wrappers around a tuning, from the outside in, and what they are around."""
+    wrappers = []
+    while isinstance(tuning, Wrapper):
+        wrappers.append(tuning)
+        tuning = tuning.inner
+    return wrappers, tuning
 
 
 def backbones(method: Method) -> str:
     """Which ones it runs on, in words."""
-    kinds, tuning = [], method.tuning
-    while isinstance(tuning, PrivatePrompt):
-        kinds.append(type(tuning))
-        tuning = tuning.inner
-    if isinstance(tuning, TextContext):
-        return "CLIP"
-    return "transformers" if isinstance(tuning, Tokens) or TokenPrompt in kinds else "any"
+    needed = {layer.backbones for layer in everything(method.tuning)}
+    return next(kind for kind in ("CLIP with a ViT", "CLIP", "transformers", "any") if kind in needed)
 
 
 def tunes(method: Method) -> str:
     """What is trained, in words."""
-    words, tuning = [], method.tuning
-    while isinstance(tuning, PrivatePrompt):
-        words.append(tuning.about)
-        tuning = tuning.inner
-    return " + ".join([*words, tuning.about])
+    return " + ".join(layer.about for layer in everything(method.tuning))
+
+
+def everything(tuning: Tuning) -> list[Tuning]:
+    wrappers, inner = peel(tuning)
+    return [*wrappers, inner]
 
 
 __all__ = ["ALIASES", "METHODS", "PROMPTS", "TUNINGS", "backbones", "create", "fields", "parse", "settings", "tunes"]

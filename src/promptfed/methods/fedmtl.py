@@ -33,7 +33,7 @@ class FedMtl(Method):
         center = {name: ctx.down[f"mean.{name}"] for name in own}
         return loss + self.relation * P.sqdist(own, center) + self.ridge * P.sqnorm(own), stats
 
-    def begin(self, model: Model, init: Params) -> State:
+    def begin(self, model: Model, init: Params, seed: int) -> State:
         return {f"mean.{name}": p for name, p in self.shared(init).items()}
 
     def down(self, state: State, client: int) -> Params:
