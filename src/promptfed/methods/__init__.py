@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning, Wrapper
+from .atpfl import Atpfl, Tpfl
 from .fedbabu import FedBabu
 from .fedmtl import FedMtl
 from .fedper import FedPer
@@ -18,6 +19,8 @@ from .fedrep import FedRep
 from .local import Local
 from .moon import Moon
 from .perfedavg import PerFedAvg
+from .pfedpg import PFedPg
+from .zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -29,6 +32,10 @@ METHODS: dict[str, type[Method]] = {
     "fedrep": FedRep,
     "fedmtl": FedMtl,
     "fedbabu": FedBabu,
+    "tpfl": Tpfl,
+    "atpfl": Atpfl,
+    "pfedpg": PFedPg,
+    "zero-shot": ZeroShot,
 }
 # What is tuned, in place of all weights: a kind, and settings of its own.
 TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {

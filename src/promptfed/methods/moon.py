@@ -41,8 +41,11 @@ class Moon(Method):
         z = self.tuning.features(model, params, batch, ctx)
         logits = self.tuning.head(model, params, z)
         cross_entropy = F.cross_entropy(logits, batch.y, reduction="none")
-        similarity = torch.stack(
-            [F.cosine_similarity(z, batch.extra[which], dim=1) for which in ("received", "previous")], dim=1
-        )
-        contrast = -F.log_softmax(similarity / self.temperature, dim=1)[:, 0]
-        return batch.mean(cross_entropy + self.mu * contrast), {}
+        drift = contrast(z, batch.extra["received"], batch.extra["previous"], self.temperature)
+        return batch.mean(cross_entropy + self.mu * drift), {}
+
+
+def contrast(z: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """(B, d) each -> (B,): how much nearer z is to the negative than to the positive (Eq. 3)."""
+    similarity = torch.stack([F.cosine_similarity(z, other, dim=1) for other in (positive, negative)], dim=1)
+    return -F.log_softmax(similarity / temperature, dim=1)[:, 0]

@@ -1,0 +1,106 @@
+"""FedEM: every client's data are a mixture of a few distributions, each with a model that all clients learn together.
+
+Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions" (NeurIPS 2021), Algorithm 1. The E-step
+is taken once a round, with what was received; the M-step of the components is the local descent.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import UserError
+from ..method import Batch, Context, Method
+from ..models import Model
+from ..params import Params
+from ..seeding import torch_rng
+from ..tuning import Wrapper
+
+_TINY = 1e-12  # stands for a weight of zero, whose logarithm would not be finite
+
+
+class Mixture(Wrapper):
+    """Several copies of what is tuned, and how much each of them counts (pi)."""
+
+    roles: ClassVar[dict[str, str]] = {"mixture": "mixture"}
+    about: ClassVar[str] = "mixture"
+
+    components: int = Field(3, ge=1, description="distributions that are mixed (M)")
+
+    def role(self, name: str) -> str:
+        return super().role(name.split(".", 2)[2] if name.startswith("mix.") else name)
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        if self.components > 1:
+            first, second = self.start(model, 0, 0), self.start(model, 0, 1)
+            if all(torch.equal(p, second[name]) for name, p in first.items()):
+                raise UserError("method.components: with this tuning all components would start, and stay, the same")
+
+    def init(self, model: Model, seed: int) -> Params:
+        parts = {f"mix.{m}.{name}": p for m in range(self.components) for name, p in self.start(model, seed, m).items()}
+        return {"mixture": torch.full((self.components,), 1 / self.components), **parts}
+
+    def start(self, model: Model, seed: int, m: int) -> Params:
+        """Component 0 starts as the tuning does by itself. The others have seeds and heads of their own: bodies may
+        start alike (pre-trained ones do), and unlike heads pull them apart."""
+        params, g = self.inner.init(model, seed + m), torch_rng(seed, "mixture", m)
+
+        def redrawn(p: Tensor) -> Tensor:
+            return p.abs().max() * (2 * torch.rand(p.shape, generator=g) - 1)  # over the range it has
+
+        return {n: redrawn(p) if m and self.inner.role(n) == "head" else p for n, p in params.items()}
+
+    def each(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        """(M, B, classes): what the components say, log p_m(y | x)."""
+        said = []
+        for m in range(self.components):
+            at = f"mix.{m}."
+            part = {name.removeprefix(at): p for name, p in params.items() if name.startswith(at)}
+            said.append(self.inner.logits(model, part, batch, ctx))
+        return torch.stack(said).log_softmax(-1)
+
+    def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        """log sum_m pi_m p_m(y | x) (Eq. 4)."""
+        return (self.each(model, params, batch, ctx) + log(params["mixture"])[:, None, None]).logsumexp(0)
+
+
+class FedEm(Method):
+    paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
+    private: ClassVar[tuple[str, ...]] = ("mixture",)
+    wrapper: ClassVar[type[Wrapper] | None] = Mixture
+
+    def roles(self) -> tuple[str, ...]:
+        return tuple(role for role in super().roles() if role != "mixture")  # pi is counted, not descended
+
+    def losses(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        """(B, M): cross-entropy of each component."""
+        assert isinstance(self.tuning, Mixture)
+        said = self.tuning.each(model, params, batch, ctx)
+        return torch.stack([F.nll_loss(one, batch.y, reduction="none") for one in said], dim=1)
+
+    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        """E-step: how far each component answers for a sample, q ~ pi_m exp(-loss_m)."""
+        return {"q": (log(params["mixture"]) - self.losses(model, params, batch, ctx)).softmax(1)}
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        """M-step of the components; of pi, the sums of q over the samples drawn, (M,)."""
+        q = batch.extra["q"]
+        seen = q if batch.weight is None else q * batch.weight[:, None]
+        return batch.mean((q * self.losses(model, params, batch, ctx)).sum(1)), {"q": seen.sum(0)}
+
+    def finish(self, params: Params, ctx: Context) -> Params:
+        """M-step of pi: the mean of q. An epoch sees every sample once, so that draws may be counted for samples."""
+        if "q" not in ctx.stats:  # nothing was trained
+            return params
+        return {**params, "mixture": ctx.stats["q"] / ctx.stats["q"].sum()}
+
+    def report(self, model: Model, params: Params, ctx: Context) -> Params:
+        """The sums of q would tell pi, which stays with the client: nothing is sent in their place."""
+        return {name: s.new_empty(0) for name, s in ctx.stats.items() if name == "q"}
+
+
+def log(pi: Tensor) -> Tensor:
+    return pi.clamp(min=_TINY).log()

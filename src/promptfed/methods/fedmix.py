@@ -1,0 +1,82 @@
+"""FedMix: Mixup with other clients' data, of which only means are known.
+
+Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning" (ICLR 2021), Algorithms 1 and 2.
+The loss is Eq. 3; Algorithm 2 writes its last term with (1 - lambda) l, which differs by O(lambda^2), as much as the
+equation itself leaves out. Means of private images and labels are sent to the server and from there to everybody.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..errors import UserError
+from ..method import Batch, Context, Holdings, Method, State
+from ..models import Model
+from ..params import Params
+
+_X, _Y = "mean.x", "mean.y"  # (means, C, H, W) normalised, (means, classes)
+_ONCE = "once."
+
+
+class FedMix(Method):
+    """A client with a single image has no mean to send that were not the image: it sends none, and still receives.
+    A newcomer's means join the others, which then travel again."""
+
+    paper: ClassVar[str] = "Yoon et al., ICLR 2021"
+
+    mix: float = Field(0.05, gt=0, lt=1, description="share of the means in what is mixed (lambda)")
+    mean_size: int = Field(0, ge=0, description="least number of images in a mean (M_k); 0: all that a client has")
+
+    def check(self, model: Model, init: Params) -> None:
+        super().check(model, init)
+        if self.tuning.frozen_name(model):
+            raise UserError("method.name: FedMix mixes images, and this tuning sees only what is frozen of them")
+        if self.mean_size == 1:
+            raise UserError("method.mean_size = 1 would send the images themselves")
+
+    def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
+        """Sample i is part of mean i modulo their number, so that none is of fewer than mean_size where n allows."""
+        n = int(own.label_counts.sum())
+        if n < 2:
+            return {}
+        groups = max(1, n // (self.mean_size or n))
+        sums: Params = {}
+        done = 0
+        for batch in own.train():
+            at = torch.arange(done, done + len(batch.y), device=batch.y.device) % groups
+            done += len(batch.y)
+            for name, values in ((_X, batch.x), (_Y, F.one_hot(batch.y, model.classes).to(batch.x.dtype))):
+                start = sums.get(name, values.new_zeros(groups, *values.shape[1:]))
+                sums[name] = start.index_add(0, at, values)
+        sizes = torch.bincount(torch.arange(n) % groups, minlength=groups)
+        return {name: s / sizes.to(s).reshape(-1, *[1] * (s.ndim - 1)) for name, s in sums.items()}
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        """(1 - lam) l(f(z), y) + lam l(f(z), y') + lam dl(f(z), y)/dz x', with z = (1 - lam) x and one mean (x', y')
+        for the batch."""
+        means = len(ctx.once[_X])
+        if not means:  # nobody has two images
+            return super().loss(model, params, batch, ctx)
+        # Their sum modulo 1 is uniform and tells nothing about either number, which may place a patch.
+        chosen = (batch.noise.sum() % 1 * means).long().clamp(max=means - 1).reshape(1)
+        other, label = (ctx.once[name].index_select(0, chosen) for name in (_X, _Y))  # (1, C, H, W), (1, classes)
+
+        def first(z: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            logits = self.tuning.logits(model, params, batch._replace(x=z), ctx)
+            value = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
+            return value, (value, batch.mean(-(label * logits.log_softmax(1)).sum(1)))
+
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be differentiated twice
+            slope, (own, others) = torch.func.grad(first, has_aux=True)((1 - self.mix) * batch.x)
+        return (1 - self.mix) * own + self.mix * others + self.mix * (slope * other).sum(), {}
+
+    def begin(self, model: Model, init: Params, seed: int) -> State:
+        none = {_ONCE + _X: torch.zeros(0, *model.image), _ONCE + _Y: torch.zeros(0, model.classes)}
+        return {**super().begin(model, init, seed), **none}
+
+    def admit(self, state: State, client: int, hello: Params, round: int) -> State:
+        return {**state, **{_ONCE + name: torch.cat([state[_ONCE + name], p]) for name, p in hello.items()}}

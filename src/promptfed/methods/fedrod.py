@@ -1,0 +1,72 @@
+"""FedRoD: a generic head that is to suit everybody, and a private one on top that suits the client.
+
+Chen & Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification" (ICLR 2022), Algorithm 1
+with the linear personal head: balanced softmax trains the body and the generic head, cross-entropy the private one.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import UserError
+from ..method import Batch, Context, Method, State
+from ..models import Model
+from ..params import Params
+from ..tuning import Wrapper
+
+# Samples that a client is taken to have of a class it has not: log 0 would make padding, whose label may be of such a
+# class, infinite. exp(logit) is outweighed as long as logits are within 18 of each other.
+_NONE = 1e-8
+
+
+class TwoHeads(Wrapper):
+    """A second linear head on the same features. It starts at zero, and predictions are the sum of both."""
+
+    roles: ClassVar[dict[str, str]] = {"own.": "own"}
+    about: ClassVar[str] = "second head"
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        if "head.weight" not in model.weights:
+            raise UserError(f'backbone.name = "{model.name}" has no head that a second one could stand beside')
+
+    def init(self, model: Model, seed: int) -> Params:
+        return {**self.inner.init(model, seed), **silent(model.weights)}
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        return self.inner.features(model, params, batch, ctx)
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        return self.inner.head(model, params, features) + self.own(params, features)
+
+    def own(self, params: Params, features: Tensor) -> Tensor:
+        return F.linear(features, params["own.weight"], params["own.bias"])
+
+
+class FedRod(Method):
+    paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
+    private: ClassVar[tuple[str, ...]] = ("own",)
+    needs: ClassVar[tuple[str, ...]] = ("head",)
+    wrapper: ClassVar[type[Wrapper] | None] = TwoHeads
+
+    gamma: float = Field(1.0, ge=0, description="power of the class counts in the balanced softmax")
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        assert isinstance(self.tuning, TwoHeads)
+        z = self.tuning.features(model, params, batch, ctx)
+        generic = self.tuning.inner.head(model, params, z)
+        prior = self.gamma * ctx.label_counts.clamp(min=_NONE).log()  # log n_c^gamma, (classes,)
+        balanced = F.cross_entropy(generic + prior, batch.y, reduction="none")
+        both = generic.detach() + self.tuning.own(params, z.detach())
+        return batch.mean(balanced + F.cross_entropy(both, batch.y, reduction="none")), {}
+
+    def common(self, state: State) -> Params:
+        """The generic model, whose second head says nothing."""
+        return {**state, **silent(state)}
+
+
+def silent(weights: Params) -> Params:
+    return {f"own.{part}": torch.zeros_like(weights[f"head.{part}"]) for part in ("weight", "bias")}

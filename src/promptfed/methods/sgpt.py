@@ -1,0 +1,318 @@
+"""SGPT: prompts that all samples share, prompts of groups, and keys by which each sample finds its group.
+
+Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning"
+(CVPR 2024), arXiv:2310.18285. One global model for everyone; what is personal is which groups a client's samples select.
+
+Reconstructed where the paper is silent: q_g counts what the server knows and, besides, the client's own selections of
+this round (no client depends on another one's turn); the inverted order swaps the two blocks and nothing else; blocks
+of the other ablations take as many epochs as one block. From the authors' code: the floor below q_g, uniform weights
+for keys of rarely selected groups, the keys' initial values.
+"""
+
+import math
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import params as P
+from ..errors import UserError
+from ..method import Batch, Context, Method, Phase, State, Update
+from ..models import Model, ViT
+from ..params import Params
+from ..seeding import torch_rng
+from ..tuning import Tuning
+
+
+class SharedGroup(Tuning):
+    """Shared prompts in early layers and those of the sample's group in later ones (Eq. 2, 3), keys, and a head.
+
+    Prompts stay in the sequence: [cls, group prompts, shared prompts, patches]. Without group layers there are neither
+    groups nor keys, without shared layers no shared prompts.
+    """
+
+    roles: ClassVar[dict[str, str]] = {"shared.": "body", "group.": "group", "keys": "keys", "head.": "head"}
+    about: ClassVar[str] = "shared + group prompts, keys, head"
+    backbones: ClassVar[str] = "transformers"
+    images: ClassVar[bool] = True  # only the query is frozen
+
+    groups: int = Field(20, ge=1, description="number of groups (G)")
+    shared_layers: tuple[int, ...] = Field((0, 1, 2), description="layers that shared prompts enter, counted from 0")
+    group_layers: tuple[int, ...] = Field(
+        (3, 4, 5), description="layers that group prompts enter, behind the shared ones"
+    )
+    prompt_length: int = Field(1, ge=1, description="prompt tokens at each of their layers")
+    query: Literal["last"] | int = Field(
+        "last", description="layers whose cls is compared with the keys: all, with the final norm, or a number of them"
+    )
+    query_norm: bool = Field(False, description="the final norm on the query of fewer layers, too (the authors' code)")
+    query_relu: bool = Field(False, description="cut the query off below zero (the authors' code)")
+    initial: Literal["uniform", "code"] = Field(
+        "uniform", description="prompts start uniform, or shared ones at zero as in the authors' code"
+    )
+
+    def role_names(self) -> tuple[str, ...]:
+        absent = (() if self.shared_layers else ("body",)) + (() if self.group_layers else ("group", "keys"))
+        return tuple(role for role in super().role_names() if role not in absent)
+
+    def check(self, model: Model) -> None:
+        if not isinstance(model, ViT):
+            raise UserError(f'backbone.name = "{model.name}" takes no tokens (of a CLIP: backbone.part=image)')
+        for setting, layers in (("shared_layers", self.shared_layers), ("group_layers", self.group_layers)):
+            if len(set(layers)) < len(layers) or not all(0 <= i < model.depth for i in layers):
+                raise UserError(
+                    f'method.{setting} = {list(layers)} must be different layers of "{model.name}": 0 to '
+                    f"{model.depth - 1}"
+                )
+        last = max(self.shared_layers, default=-1)
+        if min(self.group_layers, default=model.depth) <= last:
+            raise UserError(
+                f"method.group_layers = {list(self.group_layers)} must all come behind the shared ones, the last of "
+                f"which is layer {last}"
+            )
+        if self.query != "last" and not 1 <= self.query <= model.depth:
+            raise UserError(
+                f'method.query = {self.query} must be "last" or a number of layers of "{model.name}": 1 to '
+                f"{model.depth}"
+            )
+
+    def init(self, model: Model, seed: int) -> Params:
+        assert isinstance(model, ViT)
+        g, width = torch_rng(seed, "shared and group prompts"), model.weights[f"{model.at}.cls"].shape[-1]
+        bound = math.sqrt(6 / (3 * model.patch**2 + width))  # as VPT starts them
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.empty(shape).uniform_(-bound, bound, generator=g)
+
+        params = {f"shared.{i}": uniform(self.prompt_length, width) for i in self.shared_layers}
+        if self.initial == "code":
+            params = {name: torch.zeros_like(p) for name, p in params.items()}
+        if self.group_layers:
+            params |= {f"group.{i}": uniform(self.groups, self.prompt_length, width) for i in self.group_layers}
+            params["keys"] = orthogonal(self.groups, width, torch_rng(seed, "keys"))
+        return {**params, **{name: model.weights[name].clone() for name in ("head.weight", "head.bias")}}
+
+    # ---- which group: Eq. 5
+
+    def frozen_name(self, model: Model) -> str:
+        if not self.group_layers:
+            return ""
+        assert isinstance(model, ViT)
+        layers, norm = self.asked(model)
+        return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
+
+    def unfrozen(self, model: Model) -> str:
+        return "no group is selected, and prompts enter early layers"
+
+    def frozen(self, model: Model, x: Tensor) -> Params:
+        """The query h(x) (B, width), of the model without prompts."""
+        assert isinstance(model, ViT)
+        layers, norm = self.asked(model)
+        cls = model.encode(model.weights, model.embed(model.weights, x), stop=layers, read=1)[:, 0]
+        cls = model.norm(model.weights, cls) if norm else cls
+        return {"query": cls.relu() if self.query_relu else cls}
+
+    def asked(self, model: ViT) -> tuple[int, bool]:
+        """Behind how many layers the query is read, and whether behind the final norm."""
+        return (model.depth, True) if self.query == "last" else (self.query, self.query_norm)
+
+    def similarity(self, model: Model, params: Params, batch: Batch) -> Tensor:
+        """cos(h(x), k_g), (B, G)."""
+        query = batch.frozen["query"] if batch.frozen else self.frozen(model, batch.x)["query"]
+        return F.normalize(query, dim=1) @ F.normalize(params["keys"], dim=1).T
+
+    def select(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        """Eq. 5: the group of each sample, (B,)."""
+        return self.similarity(model, params, batch).argmax(1)
+
+    # ---- what the head sees
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        # Block I, which trains shared prompts alone, has no group prompts; everything else has.
+        alone = "body" in ctx.phase.train and "group" not in ctx.phase.train
+        chosen = None if alone or not self.group_layers else self.select(model, params, batch, ctx)
+        return self.prompted(model, params, batch, chosen)
+
+    def prompted(self, model: Model, params: Params, batch: Batch, chosen: Tensor | None) -> Tensor:
+        """Features (B, width): the mean of cls and the tokens of the chosen groups (B,), behind the final norm. Without
+        groups: cls."""
+        assert isinstance(model, ViT)
+        prompts = {i: params[f"shared.{i}"] for i in self.shared_layers}
+        read = 1
+        if chosen is not None:
+            prompts |= {i: params[f"group.{i}"][chosen] for i in self.group_layers}  # (B, length, width) each
+            # Later prompts stand in front of earlier ones, and group prompts come last: they are right behind cls.
+            read += self.prompt_length * len(self.group_layers)
+        if "hidden" in batch.extra:
+            h, start = batch.extra["hidden"], min(self.group_layers)
+        else:
+            h, start = model.embed(model.weights, batch.x), 0
+        h = model.encode(model.weights, h, prompts, "stay", start=start, read=read)
+        return model.norm(model.weights, h).mean(1)
+
+    def hidden(self, model: Model, params: Params, batch: Batch) -> Params:
+        """The input of the first group layer (B, tokens, width), shared prompts included; nothing if that is layer 0,
+        in front of which there is nothing to save."""
+        assert isinstance(model, ViT)
+        first = min(self.group_layers)
+        if not first:
+            return {}
+        prompts = {i: params[f"shared.{i}"] for i in self.shared_layers}
+        return {"hidden": model.encode(model.weights, model.embed(model.weights, batch.x), prompts, "stay", stop=first)}
+
+
+class Sgpt(Method):
+    paper: ClassVar[str] = "Deng et al., CVPR 2024"
+    tuned: ClassVar[type[Tuning]] = SharedGroup
+
+    tuning: Tuning = Field(default_factory=SharedGroup, description="what is trained")
+    batch_size: int = Field(40, ge=1, description="samples a step")
+    lr: float = Field(0.01, gt=0, description="local learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(1e-5, ge=0, description="weight decay")
+    training: Literal["bcd", "bcd-inverted", "joint", "shared", "group"] = Field(
+        "bcd",
+        description="shared prompts before group prompts, after them, at once, or one kind without the other (Table 3)",
+    )
+    calibrate: bool = Field(True, description="weigh the selection in training by how often groups were selected (q_g)")
+    floor: float = Field(5e-4, ge=0, description="added to q_g")
+    key_weights: Literal["selections", "samples"] = Field(
+        "selections", description="what a client's key weighs: how often it was selected, or the client's samples"
+    )
+    rare: int = Field(
+        50, ge=0, description="selections in a round up to which all clients' keys of a group weigh alike"
+    )
+    key_momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's keys (alpha_k)")
+    prompt_momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's group prompts (alpha_g)")
+    majority: bool = Field(False, description="a training batch takes the group of most of its samples (authors' code)")
+    cache: bool = Field(
+        True,
+        description="compute what is in front of the group prompts once a round while they are trained alone; "
+        "keeps tokens x width numbers of each of the client's samples",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leaves_out(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A kind of prompt that is not trained is not there either, and does not travel."""
+        tuning, training = given.get("tuning", SharedGroup()), given.get("training")
+        if not isinstance(tuning, SharedGroup):
+            raise UserError("method.name: Sgpt has prompts of its own, and takes none around them")
+        if training == "shared":
+            tuning = tuning.model_copy(update={"group_layers": ()})
+        elif training == "group":
+            tuning = tuning.model_copy(update={"shared_layers": ()})
+        return {**given, "tuning": tuning}
+
+    @model_validator(mode="after")
+    def _has_layers(self) -> "Sgpt":
+        for setting, layers, without in (
+            ("shared_layers", self.prompts.shared_layers, "group"),
+            ("group_layers", self.prompts.group_layers, "shared"),
+        ):
+            if not layers and self.training != without:
+                raise UserError(
+                    f'method.{setting} = [] must name at least one layer; method.training="{without}" does without'
+                )
+        return self
+
+    @property
+    def prompts(self) -> SharedGroup:
+        assert isinstance(self.tuning, SharedGroup)
+        return self.tuning
+
+    # ---- client half: Algorithm 1
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        if self.training == "joint":
+            return (self.phase(name="joint"),)
+        first = self.phase(("body", "head"), name="shared")  # Block I, Eq. 10
+        second = self.phase(("group", "keys", "head"), name="group")  # Block II, Eq. 11
+        order = {"bcd": (first, second), "bcd-inverted": (second, first), "shared": (first,), "group": (second,)}
+        return order[self.training]
+
+    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        # In Block II nothing in front of the group prompts moves: computed once a round instead of once an epoch. It
+        # takes n x tokens x width numbers: 0.6 MB a sample of a ViT-B/16 at 224 pixels, 0.3 GB for 500 samples.
+        if self.cache and "group" in ctx.phase.train and "body" not in ctx.phase.train:
+            return self.prompts.hidden(model, params, batch)
+        return {}
+
+    def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        if "keys" not in ctx.phase.train:
+            return super().loss(model, params, batch, ctx)
+        near = self.prompts.similarity(model, params, batch)  # (B, G)
+        chosen = self.choose(near.detach(), batch, ctx)
+        logits = self.prompts.head(model, params, self.prompts.prompted(model, params, batch, chosen))
+        cross_entropy = F.cross_entropy(logits, batch.y, reduction="none")
+        key = -near.gather(1, chosen[:, None])[:, 0]  # Eq. 6; its gradient is zero in all other keys
+        return batch.mean(cross_entropy + key), {"selected": self.count(chosen, batch)}  # Eq. 11
+
+    def choose(self, near: Tensor, batch: Batch, ctx: Context) -> Tensor:
+        """The group (B,) in which each sample trains, given its similarity to the keys (B, G)."""
+        score = (near - 1) * self.frequency(ctx) if self.calibrate else near  # below Eq. 6, or Eq. 5
+        chosen = score.argmax(1)
+        return self.count(chosen, batch).argmax().expand(len(chosen)) if self.majority else chosen
+
+    def frequency(self, ctx: Context) -> Tensor:
+        """q_g, (G,): the share of all selections that the server knows of and of the client's own ones in this round.
+        All alike before the first one, which makes the calibrated selection the plain one."""
+        seen = ctx.down["counts"]
+        if "selected" in ctx.stats:
+            seen = seen + ctx.stats["selected"]
+        total = seen.sum()
+        return torch.where(total > 0, seen / total.clamp(min=1) + self.floor, torch.ones_like(seen))
+
+    def count(self, chosen: Tensor, batch: Batch) -> Tensor:
+        """How many samples are in each group, (G,), leaving padding out."""
+        own = (chosen[:, None] == torch.arange(self.prompts.groups, device=chosen.device)).float()
+        return own.sum(0) if batch.weight is None else (own * batch.weight[:, None]).sum(0)
+
+    def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
+        """The group that each sample has after training (Eq. 5), (B,); None where there are no groups."""
+        return self.prompts.select(model, params, batch, ctx) if self.prompts.group_layers else None
+
+    # ---- server half
+
+    def begin(self, model: Model, init: Params, seed: int) -> State:
+        return {**super().begin(model, init, seed), "counts": torch.zeros(self.prompts.groups)}
+
+    def aggregate(self, state: State, updates: list[Update]) -> State:
+        """Means weighted by samples, keys by selections; momentum on group prompts and keys (Eq. 7)."""
+        # In double precision, so that the order of updates does not show.
+        ups = [{name: p.double() for name, p in u.up.items()} for u in updates]
+        new = P.mean(ups, [u.n for u in updates])
+        nothing = torch.zeros(self.prompts.groups)
+        selected = torch.stack([u.stats.get("selected", nothing).double() for u in updates])  # (clients, G)
+        total = selected.sum(0)
+        if "keys" in new and self.key_weights == "selections":
+            share = torch.where(total > self.rare, selected / total.clamp(min=1), 1 / len(updates))
+            new["keys"] = (share[:, :, None] * torch.stack([up["keys"] for up in ups])).sum(0)
+        rates = {"group": self.prompt_momentum, "keys": self.key_momentum}
+        for name, p in new.items():
+            rate = rates.get(self.tuning.role(name), 0.0)
+            new[name] = (rate * state[name].double() + (1 - rate) * p).to(state[name].dtype)
+        return {**state, **new, "counts": (state["counts"].double() + total).to(state["counts"].dtype)}
+
+
+def orthogonal(rows: int, width: int, g: torch.Generator) -> Tensor:
+    """(rows, width): Xavier's uniform numbers, made orthonormal by Gram-Schmidt. Only `width` rows can be orthogonal to
+    one another: of more, every `width` of them are."""
+    bound = math.sqrt(6 / (rows + width))
+    keys = torch.empty(rows, width).uniform_(-bound, bound, generator=g).double()
+    for i in range(rows):
+        for before in keys[i - i % width : i]:
+            keys[i] -= (keys[i] @ before) * before
+        keys[i] /= keys[i].norm()
+    return keys.float()
+
+
+def clustering_accuracy(table: np.ndarray) -> float:
+    """The share of samples in the group that is matched to their label, by the best one-to-one matching of groups and
+    labels. table (groups, labels) counts samples."""
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    return float(table[rows, columns].sum() / max(table.sum(), 1))
