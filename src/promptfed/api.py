@@ -98,7 +98,7 @@ def execute(
                 config.eval.every,
                 config.eval.after_local,
                 config.eval.pooled,
-                config.join.newcomers(len(parts.federation.sites)),
+                parts.newcomers,
                 config.join.round,
             )
             server.run(parts.method, parts.model, parts.init, clients, plan, folder)

@@ -33,6 +33,7 @@ class Parts:
     method: Method
     init: Params
     device: torch.device
+    newcomers: tuple[int, ...] = ()
 
 
 def assemble(config: Config, federation: Federation | None = None, partition: Path | None = None) -> Parts:
@@ -44,7 +45,7 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
     method.tuning.check(model)
     init = method.tuning.init(model, config.seed)
     method.check(model, init)
-    return Parts(config, held, model, method, init, device)
+    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
 
 
 def split(config: Config, file: Path | None = None) -> Federation:

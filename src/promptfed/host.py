@@ -164,7 +164,23 @@ class Host:
                 params = self.method.finish(params, ctx)
             note = self.scores(work, params, pooled)
             notes.append({"client": work.client, "passes": trained[i].passes if trained else 0, **note})
+            groups = self.groups(work, params)
+            if groups is not None:
+                notes[-1]["groups"] = groups.tolist()
         return notes
+
+    def groups(self, work: Work, params: Params) -> np.ndarray | None:
+        """(groups, domains): how many test samples of each domain (or superclass) fall into each of the groups."""
+        data, index = self.federation.dataset, self.federation.sites[work.client].test
+        if data.domain is None or type(self.method).assign is Method.assign:
+            return None
+        ctx = context(work, Phase({}, 1, name="evaluate"), self.model)
+        with torch.no_grad():
+            found = [self.method.assign(self.model, params, batch, ctx) for batch in chunks(self.samples(index))]
+        groups = np.concatenate([np.zeros(0, np.int64), *(f.cpu().numpy() for f in found if f is not None)])
+        table = np.zeros((int(groups.max(initial=-1)) + 1, len(data.domains)), np.int64)
+        np.add.at(table, (groups, data.domain[index]), 1)
+        return table
 
     def scores(self, work: Work, params: Params, pooled: bool) -> dict[str, Any]:
         site = self.federation.sites[work.client]

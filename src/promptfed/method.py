@@ -251,6 +251,10 @@ class Method(BaseModel):
         """After training: further tensors sent with the update, in its stats."""
         return {}
 
+    def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
+        """(B,): which of its groups each sample falls into, where the method has groups."""
+        return None
+
     def keep(self, model: Model, params: Params, ctx: Context) -> Params:
         """After training: what the client keeps to itself besides private parameters. Under names that no parameter
         has; what it kept under other names before stays."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from .client import Score
 from .engines.base import Scores
@@ -22,7 +23,7 @@ def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str
     if one_model:
         wide = [pooled]
     local = _known(t.accuracy for t in tests)
-    return {
+    found = {
         "local": {
             "mean": _mean(local),
             "std": float(np.std(local)) if local else None,
@@ -36,6 +37,20 @@ def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str
         "clients": len(local),  # that have test data
         "val": _mean(_known(s.parts["val"].accuracy for s in scores)),
     }
+    tables = [s.groups for s in scores if s.groups is not None and s.groups.size]
+    if tables:
+        found["clustering"] = clustering(tables)
+    return found
+
+
+def clustering(tables: Sequence[np.ndarray]) -> float:
+    """Share of samples whose group is the one matched to their domain, in the best one-to-one matching. Tables are
+    (groups, domains); one client may have seen fewer groups than another."""
+    whole = np.zeros((max(len(t) for t in tables), tables[0].shape[1]), np.int64)
+    for t in tables:
+        whole[: len(t)] += t
+    rows, columns = linear_sum_assignment(whole, maximize=True)
+    return float(whole[rows, columns].sum() / whole.sum())
 
 
 def per_client(scores: Sequence[Scores]) -> list[dict[str, Any]]:

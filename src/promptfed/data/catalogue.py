@@ -109,7 +109,8 @@ CATALOGUE: dict[str, Entry] = {
         hub="uoft-cs/cifar100",
         image_column="img",
         label_column="fine_label",
-        notes="dataset.label_column=coarse_label gives the 20 superclasses",
+        domain_column="coarse_label",
+        notes="the 20 superclasses are its domains",
     ),
     "tiny-imagenet": Entry(
         title="Tiny-ImageNet",

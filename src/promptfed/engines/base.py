@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from ..client import Score
 from ..method import Update
 from ..params import Params
@@ -16,6 +18,7 @@ class Scores:
     client: int
     parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
     passes: int = 0  # samples drawn to adapt the model before it was scored
+    groups: np.ndarray | None = None  # (groups, domains) test samples, where the method has groups
 
 
 class Clients(Protocol):

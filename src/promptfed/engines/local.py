@@ -8,6 +8,7 @@ from hashlib import sha256
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ..client import Score
@@ -144,4 +145,5 @@ class LocalClients:
 
 def _scores(client: int, note: dict[str, Any], passes: int) -> Scores:
     parts: dict[str, Score] = {name: parse_score(note[name]) for name in ("val", "test", "global") if name in note}
-    return Scores(client, parts, passes)
+    groups = np.array(note["groups"], np.int64) if "groups" in note else None
+    return Scores(client, parts, passes, groups)

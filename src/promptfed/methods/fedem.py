@@ -63,7 +63,7 @@ class Mixture(Wrapper):
         return torch.stack(said).log_softmax(-1)
 
     def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """log sum_m pi_m p_m(y | x) (Eq. 4)."""
+        """log sum_m pi_m p_m(y | x)."""
         return (self.each(model, params, batch, ctx) + log(params["mixture"])[:, None, None]).logsumexp(0)
 
 

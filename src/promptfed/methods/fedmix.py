@@ -1,8 +1,10 @@
 """FedMix: Mixup with other clients' data, of which only means are known.
 
-Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning" (ICLR 2021), Algorithms 1 and 2.
-The loss is Eq. 3; Algorithm 2 writes its last term with (1 - lambda) l, which differs by O(lambda^2), as much as the
-equation itself leaves out. Means of private images and labels are sent to the server and from there to everybody.
+Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Learning" (ICLR 2021), Eq. 3 and
+Algorithm 2. Where the last term is written with (1 - lambda) l, as in a public implementation, it differs by
+O(lambda^2), which the equation leaves out anyway.
+
+Means of private images and labels are sent to the server, and from there to everybody.
 """
 
 from typing import ClassVar

@@ -1,7 +1,7 @@
 """FedRoD: a generic head that is to suit everybody, and a private one on top that suits the client.
 
-Chen & Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification" (ICLR 2022), Algorithm 1
-with the linear personal head: balanced softmax trains the body and the generic head, cross-entropy the private one.
+Chen & Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification" (ICLR 2022), with
+the linear personal head: balanced softmax trains the body and the generic head, cross-entropy the private one.
 """
 
 from typing import ClassVar

@@ -1,7 +1,7 @@
 """pFedMe: the global model descends the Moreau envelopes of the clients' losses, whose minimisers are their own models.
 
-Dinh et al., "Personalized Federated Learning with Moreau Envelopes" (NeurIPS 2020), Algorithm 1 and Eq. 2-3. Clients
-count alike, as in the algorithm; the authors' code weights them by samples and decays theta by .001 besides.
+Dinh et al., "Personalized Federated Learning with Moreau Envelopes" (NeurIPS 2020), Algorithm 1. Clients count alike,
+as in the algorithm; the authors' code weights them by samples.
 """
 
 from collections.abc import Callable

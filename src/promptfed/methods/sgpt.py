@@ -1,7 +1,7 @@
 """SGPT: prompts that all samples share, prompts of groups, and keys by which each sample finds its group.
 
 Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning"
-(CVPR 2024), arXiv:2310.18285. One global model for everyone; what is personal is which groups a client's samples select.
+(CVPR 2024), arXiv:2310.18285. One global model for everyone; what differs is which groups a client's samples select.
 
 Reconstructed where the paper is silent: q_g counts what the server knows and, besides, the client's own selections of
 this round (no client depends on another one's turn); the inverted order swaps the two blocks and nothing else; blocks
@@ -201,7 +201,7 @@ class Sgpt(Method):
         """A kind of prompt that is not trained is not there either, and does not travel."""
         tuning, training = given.get("tuning", SharedGroup()), given.get("training")
         if not isinstance(tuning, SharedGroup):
-            raise UserError("method.name: Sgpt has prompts of its own, and takes none around them")
+            raise UserError("method.name: Sgpt has a tuning of its own, and takes none around it")
         if training == "shared":
             tuning = tuning.model_copy(update={"group_layers": ()})
         elif training == "group":
