@@ -114,7 +114,7 @@ class LocalClients:
                     place[id(down)] = len(blobs)
                     blobs.append(pack({name: p for name, p in down.items() if name not in large} if large else down))
                 received[client] = len(blobs[place[id(down)]])
-                if note["ask"] != "train":  # nobody looks at the rest in an evaluation
+                if note["ask"] != "train" and not note.get("after_local"):  # nobody trains on the rest
                     large = {}
                 once.append({name.removeprefix(ONCE): self._digest(name, p) for name, p in large.items()})
                 for name, p in large.items():

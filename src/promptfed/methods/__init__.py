@@ -11,15 +11,22 @@ from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning, Wrapper
 from .atpfl import Atpfl, Tpfl
+from .dp2fl import Coupled, Dp2fl
 from .fedbabu import FedBabu
+from .fedem import FedEm
+from .fedmix import FedMix
 from .fedmtl import FedMtl
 from .fedper import FedPer
+from .fedpr import FedPr
 from .fedprox import FedProx
 from .fedrep import FedRep
+from .fedrod import FedRod
 from .local import Local
 from .moon import Moon
 from .perfedavg import PerFedAvg
+from .pfedme import PFedMe
 from .pfedpg import PFedPg
+from .sgpt import Sgpt
 from .zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
@@ -32,9 +39,16 @@ METHODS: dict[str, type[Method]] = {
     "fedrep": FedRep,
     "fedmtl": FedMtl,
     "fedbabu": FedBabu,
+    "fedrod": FedRod,
+    "pfedme": PFedMe,
+    "fedmix": FedMix,
+    "fedem": FedEm,
+    "fedpr": FedPr,
+    "sgpt": Sgpt,
     "tpfl": Tpfl,
     "atpfl": Atpfl,
     "pfedpg": PFedPg,
+    "dp2fl": Dp2fl,
     "zero-shot": ZeroShot,
 }
 # What is tuned, in place of all weights: a kind, and settings of its own.
@@ -43,6 +57,7 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "vpt": (Tokens, {}),
     "vpt-d": (Tokens, {"layers": "all"}),
     "promptfl": (TextContext, {}),
+    "maple": (Coupled, {}),
 }
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
 FINE_TUNED = {"ft": {"finetune_epochs": 5}}

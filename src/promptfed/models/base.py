@@ -43,8 +43,15 @@ class Model(ABC):
 
 
 def batched(*tensors: Tensor) -> bool:
-    """Whether a vmap is going on over one of the tensors."""
-    return any(torch._C._functorch.is_batchedtensor(t) for t in tensors)
+    """Whether a vmap is going on over one of the tensors, be it around a gradient in that tensor."""
+    functorch = torch._C._functorch
+
+    def inside(t: Tensor) -> Tensor:
+        while functorch.is_gradtrackingtensor(t):
+            t = functorch.get_unwrapped(t)
+        return t
+
+    return any(functorch.is_batchedtensor(inside(t)) for t in tensors)
 
 
 def dense(g: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
