@@ -1,11 +1,13 @@
 """The numbers of a table, by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from promptfed.client import Score
 from promptfed.engines.base import Scores
-from promptfed.metrics import average, per_client, summary
+from promptfed.metrics import average, clustering, per_client, summary
 
 
 def score(labels: list[int], predictions: list[int], loss: float = 0.0, classes: int = 3) -> Score:
@@ -104,3 +106,21 @@ def test_average_leaves_the_unknown_out_and_goes_into_tables() -> None:
         ]
     )
     assert found == {"local": {"mean": pytest.approx(0.5), "std": None}, "loss": 4.0, "val": 0.5}
+
+
+def test_clustering_is_that_of_the_best_matching() -> None:
+    assert clustering([np.array([[0, 5], [3, 2]])]) == pytest.approx(0.8)
+    assert clustering([np.diag([4, 2, 1])[::-1]]) == 1
+    assert clustering([np.array([[5] * 20] + [[0] * 20] * 19)]) == pytest.approx(0.05)  # Table 4's collapse
+    assert clustering([np.zeros((2, 3), np.int64)]) == 0
+    g = np.random.default_rng(0)
+    for shape in ((4, 4), (3, 5), (5, 3)):
+        table = g.integers(0, 9, shape)
+        wide = table if shape[0] <= shape[1] else table.T
+        ways = itertools.permutations(range(wide.shape[1]), wide.shape[0])
+        best = max(sum(wide[row, column] for row, column in enumerate(way)) for way in ways)
+        assert clustering([table]) == pytest.approx(best / table.sum())
+
+
+def test_clients_that_saw_fewer_groups_are_added_up() -> None:
+    assert clustering([np.array([[3, 0]]), np.array([[0, 1], [0, 4]])]) == pytest.approx(7 / 8)

@@ -187,7 +187,11 @@ class Host:
         parts = {"val": self.samples(site.val), "test": self.samples(site.test)}
         if pooled:
             parts["global"] = self.pooled()
-        return {name: dump_score(evaluate(self.method, self.model, work, params, part)) for name, part in parts.items()}
+        # The loss on validation data is nobody's business: DP2FL goes to lengths to keep it from the server.
+        return {
+            name: dump_score(evaluate(self.method, self.model, work, params, part), loss=name != "val")
+            for name, part in parts.items()
+        }
 
     def pooled(self) -> Samples:
         """Everybody's test data: a simulation has them, a real site does not."""
@@ -213,10 +217,12 @@ def read_message(blob: bytes) -> tuple[Params, Params]:
     )
 
 
-def dump_score(score: Score) -> dict[str, Any]:
-    counts = {"tp": score.tp, "fp": score.fp, "fn": score.fn}
-    return {"n": score.n, "loss": score.loss, **{name: values.tolist() for name, values in counts.items()}}
+def dump_score(score: Score, loss: bool = True) -> dict[str, Any]:
+    counts = {name: getattr(score, name).tolist() for name in ("tp", "fp", "fn")}
+    return {"n": score.n, **({"loss": score.loss} if loss else {}), **counts}
 
 
 def parse_score(note: dict[str, Any]) -> Score:
-    return Score(note["n"], note["loss"], *(np.array(note[name], np.int64) for name in ("tp", "fp", "fn")))
+    return Score(
+        note["n"], note.get("loss", math.nan), *(np.array(note[name], np.int64) for name in ("tp", "fp", "fn"))
+    )

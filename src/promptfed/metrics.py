@@ -50,7 +50,7 @@ def clustering(tables: Sequence[np.ndarray]) -> float:
     for t in tables:
         whole[: len(t)] += t
     rows, columns = linear_sum_assignment(whole, maximize=True)
-    return float(whole[rows, columns].sum() / whole.sum())
+    return float(whole[rows, columns].sum() / max(whole.sum(), 1))
 
 
 def per_client(scores: Sequence[Scores]) -> list[dict[str, Any]]:

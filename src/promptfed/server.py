@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from . import metrics
 from . import params as P
-from .engines.base import Clients, Scores
+from .engines.base import ONCE, Clients, Scores
 from .method import Method, State, Update
 from .models import Model
 from .params import Params
@@ -157,7 +157,8 @@ def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: S
             "up": sum(u.bytes_up for u in used),
             "down": sum(u.bytes_down for u in used),
             "parameters_up": sum(P.numel(u.up) for u in used),
-            "parameters_down": sum(P.numel(u.sent) for u in used),
+            # Of what travels once the bytes tell: this counts what is sent again every round.
+            "parameters_down": sum(p.numel() for u in used for name, p in u.sent.items() if not name.startswith(ONCE)),
         },
     }
 

@@ -16,9 +16,8 @@ from ..host import Message, parse_score, read_message
 from ..method import Update
 from ..params import Params
 from ..wire import pack, unpack
-from .base import Scores
+from .base import ONCE, Scores
 
-ONCE = "once."  # how names begin of what travels once
 Answer = Callable[[dict[str, Any], list[bytes]], Message]
 
 

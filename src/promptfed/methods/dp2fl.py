@@ -11,7 +11,7 @@ moves towards those that did well on its own validation set (Eq. 9-17).
 Validation data travel as images (`privacy = "open"`) or as patch embeddings (`embeddings`). With `sealed` moreover no
 client learns whose set is whose, each loss travels encrypted for the set's owner, and clients compute their data prompt
 themselves. What this does not do: a patch embedding can be turned back into its image, labels travel as they are, and
-the server knows who sent which set and could compute every loss itself.
+the server knows who sent which set and could compute every loss itself; a sum over a single set is that set's loss.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from ..params import Params
 from ..seeding import torch_rng
 from ..tuning import Tuning
 from .dp2fl_weights import Rule, combine, distance, global_weights, local_weights
+
+_DOUBLE = struct.Struct("<d")
 
 
 class Coupled(Tuning):
@@ -199,18 +201,17 @@ class Dp2fl(Method):
         stats = {"total": _number(math.fsum(losses.values()))}
         if self.privacy == "sealed":
             return {**stats, **{f"sealed.{key}": _seal(key, loss) for key, loss in losses.items()}}
-        return {
-            **stats,
-            **{f"loss.{j}": _number(loss) for j, loss in losses.items()},
-            **self.before(model, params, ctx),
-        }
+        before = self.before(model, params, ctx)
+        stats |= {f"loss.{j}": _number(loss) for j, loss in losses.items()}
+        return stats if before is None else {**stats, "before": _number(before)}
 
     def keep(self, model: Model, params: Params, ctx: Context) -> Params:
         """For settle(): L, and the data prompt that the round began with."""
-        found = self.before(model, params, ctx) if self.privacy == "sealed" else {}
-        if found:
-            found |= {f"before.{n}": p for n, p in _maps(self.begun(params, ctx)).items()}
-        return found
+        before = self.before(model, params, ctx) if self.privacy == "sealed" else None
+        if before is None:
+            return {}
+        old = {f"before.{name}": p for name, p in _maps(self.begun(params, ctx)).items()}
+        return {**old, "before.loss": _bytes(_DOUBLE.pack(before))}  # as bytes: not every device has float64
 
     def settle(self, received: Params, private: Params) -> Params:
         """Opens what others found about this client's validation set, and moves its data prompt."""
@@ -222,22 +223,21 @@ class Dp2fl(Method):
         box = SealedBox(_private(private))
         losses = [_open(box, received[f"{i}.sealed"]) for i in range(count)]
         others = [{name: received[f"{i}.{name}"] for name in old} for i in range(count)]
-        own = self.moved(old, float(private["before.loss"]), losses, others)
+        own = self.moved(old, _DOUBLE.unpack(_raw(private["before.loss"]))[0], losses, others)
         return {**rest, **{f"own.{name}": p for name, p in own.items()}}
 
     def begun(self, params: Params, ctx: Context) -> Params:
         """The model that the client began the round with."""
         return self.start(params, ctx.down, ctx.private, ctx.memory)
 
-    def before(self, model: Model, params: Params, ctx: Context) -> Params:
-        """L: the loss of that model on the client's own validation set. Nothing if it has none."""
+    def before(self, model: Model, params: Params, ctx: Context) -> float | None:
+        """L: the loss of that model on the client's own validation set, if it has one."""
         if self.privacy == "sealed":
             mine = _private(ctx.private).public_key.encode().hex() if "secret" in ctx.private else ""
         else:
             mine = str(int(ctx.down["client"]))
         own = {name: s for name, s in _sets(ctx.once).items() if name == mine}
-        found = self.losses(model, self.begun(params, ctx), own, ctx)
-        return {"before.loss": _number(found[mine])} if found else {}
+        return self.losses(model, self.begun(params, ctx), own, ctx)[mine] if own else None
 
     def losses(
         self, model: Model, params: Params, sets: Mapping[str, tuple[Tensor, Tensor]], ctx: Context
@@ -303,9 +303,9 @@ class Dp2fl(Method):
         ordered = _in_order(updates)
         others = [_maps(u.up) for u in ordered]
         for u in updates:
-            if "before.loss" in u.stats:
+            if "before" in u.stats:
                 losses = [float(other.stats[f"loss.{u.client}"]) for other in ordered]
-                own = self.moved(_maps(u.sent), float(u.stats["before.loss"]), losses, others)
+                own = self.moved(_maps(u.sent), float(u.stats["before"]), losses, others)
                 made |= {f"own.{u.client}.{name}": p for name, p in own.items()}
         return made
 
@@ -351,13 +351,13 @@ def _in_order(updates: Sequence[Update]) -> list[Update]:
 
 def _seal(key: str, loss: float) -> Tensor:
     """A loss as 8 bytes, encrypted: uint8 (56,)."""
-    return _bytes(SealedBox(PublicKey(bytes.fromhex(key))).encrypt(struct.pack("<d", loss)))
+    return _bytes(SealedBox(PublicKey(bytes.fromhex(key))).encrypt(_DOUBLE.pack(loss)))
 
 
 def _open(box: SealedBox[PrivateKey], sealed: Tensor) -> float:
     """Infinite, and so discarded, if it does not open."""
     try:
-        return float(struct.unpack("<d", box.decrypt(_raw(sealed)))[0])
+        return float(_DOUBLE.unpack(box.decrypt(_raw(sealed)))[0])
     except (CryptoError, struct.error):
         return math.inf
 

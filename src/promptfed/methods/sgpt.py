@@ -12,10 +12,8 @@ for keys of rarely selected groups, the keys' initial values.
 import math
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -309,10 +307,3 @@ def orthogonal(rows: int, width: int, g: torch.Generator) -> Tensor:
             keys[i] -= (keys[i] @ before) * before
         keys[i] /= keys[i].norm()
     return keys.float()
-
-
-def clustering_accuracy(table: np.ndarray) -> float:
-    """The share of samples in the group that is matched to their label, by the best one-to-one matching of groups and
-    labels. table (groups, labels) counts samples."""
-    rows, columns = linear_sum_assignment(table, maximize=True)
-    return float(table[rows, columns].sum() / max(table.sum(), 1))

@@ -1,0 +1,66 @@
+"""Analyses of finished runs and comparisons: each makes a picture, a CSV and a caption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UserError, unknown
+from .base import Analysis, Found, Options
+from .opened import Comparison, Opened, is_comparison
+
+ANALYSES: dict[str, Analysis] = {
+    "attention": Analysis("what the last layer looks at, with and without the prompt", "run", "attention.attention"),
+    "colours-tsne": Analysis("features of pure colours under each client's prompt", "run", "colours.embedded"),
+    "colours-labels": Analysis("classes seen in pure colours against a client's own", "run", "colours.predicted"),
+    "drift": Analysis("how far parameters move in each round", "run", "recorded.drift"),
+    "leakage": Analysis("label distributions that uploads give away", "run", "leakage.leakage"),
+    "groups": Analysis("what SGPT's groups hold, and how firmly", "run", "groups.groups"),
+    "helps": Analysis("DP2FL's weights of others in each client's data prompt", "run", "helps.helps"),
+    "clients": Analysis("each client's accuracy, at all stages", "run", "recorded.clients"),
+    "partition": Analysis("who holds which classes", "run", "recorded.partition"),
+    "scatter": Analysis("global against worst-client accuracy of all runs", "comparison", "compared.scatter"),
+    "sweep": Analysis("accuracy over the prompt's size, by its kind", "comparison", "compared.sweep"),
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    files: dict[str, list[Path]]  # by analysis: picture, tables, caption
+    left_out: dict[str, str]  # by analysis: why it does not apply
+
+
+def make(
+    folder: str | Path, names: Sequence[str] = (), out: str | Path | None = None, options: Options | None = None
+) -> Made:
+    """Makes analyses of a run or of a comparison, into its folder analysis/ unless `out` is given.
+
+    Without names all that apply; a named one that does not apply is an error.
+    """
+    folder = Path(folder)
+    kind = "comparison" if is_comparison(folder) else "run"
+    for name in names:
+        if name not in ANALYSES:
+            raise unknown("analyse", name, ANALYSES)
+        if ANALYSES[name].of != kind:
+            raise UserError(f'{name} is an analysis of a {ANALYSES[name].of}, and "{folder}" holds a {kind}')
+    wanted = names or [name for name, analysis in ANALYSES.items() if analysis.of == kind]
+    made = Made({}, {})
+    of = Comparison.read(folder) if kind == "comparison" else Opened(folder)
+    try:
+        for name in wanted:
+            try:
+                found = ANALYSES[name].function(of, options or Options())
+            except UserError as error:
+                if names:
+                    raise
+                made.left_out[name] = str(error)
+                continue
+            made.files[name] = found.save(Path(out) if out else folder / "analysis", name)
+    finally:
+        of.close()
+    return made
+
+
+__all__ = ["ANALYSES", "Analysis", "Comparison", "Found", "Made", "Opened", "Options", "make"]

@@ -1,0 +1,193 @@
+"""What the last layer looks at, with and without the prompt (pFedPT, Fig. 4 and 12).
+
+A transformer: the last layer's attention from the tokens that the head reads (cls) to the patches, mean over heads. A
+CNN: Grad-CAM of the last convolution for the image's own class (Selvaraju et al., ICCV 2017).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ..client import CHUNK
+from ..errors import UserError
+from ..method import Batch, Context
+from ..models import CLIP, Model, ViT
+from ..params import Params
+from ..report import style
+from ..tuning import Tuning
+from .base import Found, Options
+from .opened import Opened
+
+IMAGES = 6
+
+
+@dataclass(frozen=True)
+class Looks:
+    maps: np.ndarray  # (B, rows, columns), not negative
+    prompt: np.ndarray  # (B,): the share of attention that goes to prompt tokens; zero for Grad-CAM
+    probabilities: np.ndarray  # (B, classes)
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps what the last convolution gave, and what the last attention was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolved: Tensor | None = None
+        self.attended: tuple[Tensor, Tensor] | None = None  # queries, keys
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is F.conv2d:
+            self.convolved = made
+        elif func is F.scaled_dot_product_attention:
+            self.attended = args[:2]
+        return made
+
+
+def look(tuning: Tuning, model: Model, params: Params, batch: Batch, ctx: Context) -> Looks:
+    """Of a batch that carries images."""
+    batch = batch._replace(x=batch.x.detach().clone().requires_grad_(), frozen={})
+    with torch.enable_grad():
+        with _Watch() as watch:
+            features = tuning.features(model, params, batch, ctx)
+        logits = tuning.head(model, params, features)
+        prompt = np.zeros(len(batch.y))
+        tower = transformer(model)
+        if tower is not None and watch.attended is not None:
+            maps, prompt = attention_map(*watch.attended, tower)
+        elif watch.convolved is not None:
+            maps = grad_cam(logits.gather(1, batch.y[:, None]).sum(), watch.convolved)
+        else:
+            raise UserError(f'attention: backbone "{model.name}" has neither attention nor convolutions')
+    return Looks(maps, prompt, logits.detach().softmax(1).cpu().numpy())
+
+
+def transformer(model: Model) -> ViT | None:
+    """The part of a model that sees images, if it is a transformer."""
+    image = model.image_tower if isinstance(model, CLIP) else model
+    return image if isinstance(image, ViT) else None
+
+
+def attention_map(queries: Tensor, keys: Tensor, tower: ViT) -> tuple[np.ndarray, np.ndarray]:
+    """(B, heads, tokens read, d), (B, heads, tokens, d) -> attention to patches (B, rows, columns), to prompts (B,)."""
+    weights = (queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])).softmax(-1)
+    mean = weights.mean((1, 2)).detach().double().cpu().numpy()  # (B, tokens): cls, prompts, patches
+    rows, columns = tower.image[1] // tower.patch, tower.image[2] // tower.patch
+    count = rows * columns
+    return mean[:, -count:].reshape(-1, rows, columns), mean[:, 1:-count].sum(1)
+
+
+def grad_cam(score: Tensor, layer: Tensor) -> np.ndarray:
+    """relu(sum_k a_k A_k), a_k = mean over places of d score / d A_k: (B, K, H, W) -> (B, H, W)."""
+    (slope,) = torch.autograd.grad(score, layer, retain_graph=True)
+    cam = (slope.mean((2, 3), keepdim=True) * layer).sum(1).relu()
+    return np.asarray(cam.detach().double().cpu().numpy())
+
+
+def attention(opened: Opened, options: Options) -> Found:
+    client = opened.clients(options, "test", 1)[0]
+    model, tuning = opened.model, opened.method.tuning
+    site, data = opened.federation.sites[client], opened.federation.dataset
+    index = different(data.labels, site.test, min(options.images or IMAGES, CHUNK))
+    work, params = opened.own(client)
+    samples = opened.samples(data.images[index])
+    bare = opened.bare(work, params)
+    if bare is None:
+        raise UserError(f'attention: no prompt enters the images under "{opened.config.method.name}"')
+    labels = torch.from_numpy(data.labels[index]).to(samples.y.device)
+    batch, ctx = next(opened.batches(work, samples))
+    with_, without = (look(t, model, params, batch._replace(y=labels), ctx) for t in (tuning, bare))
+    kind = "attention" if transformer(model) else "Grad-CAM"
+    rows = [
+        {
+            "client": client,
+            "image": int(i),
+            "label": data.classes[data.labels[i]],
+            "predicted_without": data.classes[without.probabilities[n].argmax()],
+            "predicted_with": data.classes[with_.probabilities[n].argmax()],
+            "attention_to_prompt": float(with_.prompt[n]),
+            "row": y,
+            "column": x,
+            "without": float(without.maps[n, y, x]),
+            "with": float(with_.maps[n, y, x]),
+        }
+        for n, i in enumerate(index)
+        for y in range(with_.maps.shape[1])
+        for x in range(with_.maps.shape[2])
+    ]
+    where = "the last layer's attention" if kind == "attention" else "Grad-CAM of the last convolution"
+    title = f"What client {client} looks at, without and with the prompt"
+    text = f"{where[0].upper()}{where[1:]} on test images of client {client}. Each map is scaled to its own maximum."
+    if with_.prompt.any():
+        text += f" With the prompt, {100 * with_.prompt.mean():.0f} % of the attention goes to prompt tokens."
+    pictures = data.images[index]
+    figure = draw(f"{opened.run.title}\n{where}, client {client}", data.classes, pictures, labels, without, with_)
+    return Found(figure, rows, title, text)
+
+
+def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
+    """Some of these samples, of as many classes as possible: the first of each class, then the second..."""
+    seen: dict[int, int] = {}
+    turns = []
+    for label in labels[index].tolist():
+        seen[label] = seen.get(label, 0) + 1
+        turns.append(seen[label])
+    return np.asarray(index[np.lexsort((labels[index], turns))][:count])
+
+
+def draw(
+    title: str, classes: tuple[str, ...], images: np.ndarray, labels: Tensor, without: Looks, with_: Looks
+) -> Figure:
+    """Two images a row: as it is, what is looked at without the prompt, and with it."""
+    halves = 2 if len(images) > 1 else 1
+    lines = -(-len(images) // halves)
+    figure = style.blank(0.75 + lines * 1.5 * images.shape[2] / images.shape[3], gap=0.01)
+    ratios = [1, 1, 1, 0.15, 1, 1, 1][: 3 if halves == 1 else 7]
+    grid = figure.subplots(lines, len(ratios), squeeze=False, width_ratios=ratios)
+    for axes in grid.ravel():
+        axes.axis("off")
+    for n, image in enumerate(images):
+        at = grid[n // halves, 4 * (n % halves) :]
+        shown = np.broadcast_to(image.transpose(1, 2, 0) / 255, (*image.shape[1:], 3))
+        label = int(labels[n])
+        at[0].imshow(shown, interpolation="nearest")
+        _name(at[0], classes[label], "black")
+        for axes, looks in ((at[1], without), (at[2], with_)):
+            best = int(looks.probabilities[n].argmax())
+            _overlay(axes, shown, looks.maps[n])
+            share = f"{100 * looks.probabilities[n, best]:.0f} %"
+            _name(axes, f"{_short(classes[best])} {share}", style.GREEN if best == label else style.VERMILION)
+    for start in range(0, len(ratios), 4):
+        for axes, text in zip(grid[-1, start:], ("image", "without prompt", "with prompt"), strict=False):
+            axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
+    style.title(figure, title, size=10)
+    return figure
+
+
+def _overlay(axes: Axes, image: np.ndarray, look: np.ndarray) -> None:
+    height, width = image.shape[:2]
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    axes.imshow(0.5 + 0.5 * np.broadcast_to(image.mean(2, keepdims=True), image.shape), interpolation="nearest")
+    most = look.max() or 1.0
+    axes.imshow(look / most, cmap="inferno", alpha=0.65, vmin=0, vmax=1, extent=extent, interpolation="bilinear")
+    axes.set_xlim(-0.5, width - 0.5)
+    axes.set_ylim(height - 0.5, -0.5)
+
+
+def _name(axes: Axes, text: str, colour: str) -> None:
+    axes.set_title(style.plain(_short(text, 16)), fontsize=8, pad=3, color=colour)
+
+
+def _short(text: str, most: int = 10) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

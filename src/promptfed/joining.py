@@ -1,0 +1,253 @@
+"""A new site joins a finished run: it gets a model of its own, and the run stays as it is.
+
+The site is enrolled as a newcomer behind the last round and trains alone, on a copy of the server's state that its own
+updates alone are aggregated into: a federation of one that begins where the run has ended. Whatever a method does with
+an update (pFedPG's descriptor moves, DP2FL's data prompt is weighted by validation losses) is done as in a run; nobody
+else sees any of it. `before` is the model that the site receives, `after` the one it receives when it has trained; both
+are adapted where the method adapts.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import build, record
+from .client import Score
+from .data import Dataset, Federation, Site, folders
+from .data.partition import stratified
+from .data.sources import Source
+from .engines.base import Scores
+from .engines.local import LocalClients
+from .errors import UserError, unknown
+from .host import Host
+from .method import State
+from .seeding import rng
+from .server import screen
+from .serving import Predictor, Trained, complain, decode, personal, predictor, trained
+from .store import Store
+
+SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
+MODEL = "model.safetensors"
+_SHOWN = 30  # classes that have bars of their own
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """`numbers` is the join.json of the folder."""
+
+    folder: Path
+    numbers: dict[str, Any]
+    model: Predictor
+
+
+def join(
+    run: str | Path,
+    data: str | Path,
+    *,
+    rounds: int = 1,
+    out: str | Path | None = None,
+    device: str = "auto",
+    federation: Federation | None = None,
+) -> Joined:
+    """Trains for a site whose images lie in `data` as class/*.jpg, the classes being some of the run's.
+
+    Into `out` (default: a folder of its own below runs/) go model.safetensors with its card, join.json and join.png.
+    """
+    if rounds < 1:
+        raise UserError(f"rounds = {rounds} must be at least 1")
+    data = Path(data).expanduser()
+    folder = Path(out).expanduser() if out else _fresh(Path(run), data)
+    if (folder / "join.json").exists() or (folder / "config.toml").exists():
+        raise UserError(f'--out = "{folder}" holds something already: name another folder')
+    with trained(run, federation, device) as held, tempfile.TemporaryDirectory() as scratch:
+        dataset, skipped = _dataset(held, data, Path(scratch) / "data")
+        joined, before, after, state, store = _train(held, dataset, rounds, Path(scratch) / "clients")
+        try:
+            client, last = len(joined.federation.sites) - 1, held.round + rounds
+            site = joined.federation.sites[client]
+            numbers = {
+                "run": held.path.resolve().name,
+                "method": joined.config.method.name,
+                "client": client,
+                "site": site.name,
+                "rounds": {"run": held.round, "joined": rounds},
+                "n_train": len(site.train),
+                "n_val": len(site.val),
+                "n_test": len(site.test),
+                "skipped": list(skipped),
+                "before": _numbers(before, dataset.classes),
+                "after": _numbers(after, dataset.classes),
+                "versions": record.versions(),
+            }
+            about = {key: numbers[key] for key in ("client", "site", "n_train")} | {"round": last}
+            metrics = {key: numbers[key] for key in ("before", "after")}
+            params = personal(joined, store, state, client, last + 1)
+            model = predictor(joined, params, {**about, "metrics": metrics})
+        finally:
+            store.close()
+    model.save(folder / MODEL)
+    draw(numbers, folder / "join.png")
+    record.write(folder / "join.json", (json.dumps(numbers, indent=1) + "\n").encode())  # last: it says all is there
+    return Joined(folder, numbers, model)
+
+
+def _fresh(run: Path, data: Path) -> Path:
+    name = f"{run.resolve().name}-join-{data.resolve().name}"
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def _train(
+    held: Trained, dataset: Dataset, rounds: int, memory: Path
+) -> tuple[build.Parts, Score, Score, State, Store]:
+    """-> parts with the new site in them, scores on its test data before and after, the state and what it remembers."""
+    parts, client = held.parts, len(held.parts.federation.sites)
+    share = stratified([np.arange(len(dataset))], dataset.labels, SPLIT, rng(parts.config.seed, "join"))[0]
+    site = Site(dataset.name, *(np.sort(index) for index in share))
+    # The others' places, so that the newcomer has a number that none of them has.
+    nobody = Site("", *(np.zeros(0, np.int64) for _ in range(3)))
+    parts = replace(parts, federation=Federation(dataset, (*[nobody] * client, site), {"name": "join"}))
+    method, config = parts.method, parts.config
+    store = Store(memory)
+    try:
+        host = Host(
+            method, parts.model, parts.federation, store, config.seed, parts.device, 1, config.engine.frozen_gb * 1e9
+        )
+        clients = LocalClients({client: len(site.train)}, [host])
+
+        def scored(state: State, round: int) -> Score:
+            found: list[Scores] = clients.evaluate({client: method.down(state, client)}, round, False, False)
+            return found[0].parts["test"]
+
+        state = method.admit(held.state, client, clients.enroll([client])[client], held.round + 1)
+        before = scored(state, held.round)
+        for round in range(held.round + 1, held.round + rounds + 1):
+            updates, _ = clients.train({client: method.down(state, client)}, round, score=False)
+            used, left_out = screen(updates, [client], method.shared(parts.init))
+            if not used:
+                raise UserError(f'the new site cannot train with "{config.method.name}": {left_out[0]["why"]}')
+            state = method.aggregate(state, used)
+            second = method.exchange(state, used)
+            if second:
+                clients.settle(second, round)
+        return parts, before, scored(state, held.round + rounds), state, store
+    except BaseException:
+        store.close()
+        raise
+
+
+# ---- the new site's data
+
+
+def _dataset(held: Trained, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
+    """The folder's images as the run's own dataset would have them; and those that could not be read."""
+    its = held.parts.federation.dataset
+    source = _source(path)
+    known = _places(path, source.classes, its.classes)
+    images, labels, skipped = [], [], []
+    for i, label in enumerate(source.labels):
+        image = decode(path / source.name(i), held.parts.model.image)
+        if image is None:
+            skipped.append(source.name(i))
+        else:
+            images.append(image)
+            labels.append(known[label])
+    complain(skipped, len(source.labels), f'--data = "{path}"')
+    name = path.resolve().name
+    made = Dataset.from_arrays(
+        name, np.stack(images), np.array(labels), its.classes, mean=its.mean, std=its.std, path=where
+    )
+    return made, tuple(skipped)
+
+
+def _source(path: Path) -> Source:
+    if not path.is_dir():
+        raise UserError(f'--data = "{path}" is not a folder')
+    try:
+        source = folders.folder(path, ()).read(path)
+    except UserError:
+        source = None
+    if source is None or source.domains or source.sites:
+        raise UserError(f'--data = "{path}" must hold images as class/*.jpg, in one folder for each class')
+    return source
+
+
+def _places(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
+    """Where the folder's classes are among the run's. Case, and _ for a space, make no difference."""
+    spelled = {_spelled(name): i for i, name in enumerate(known)}
+    for name in classes:
+        if name not in known and _spelled(name) not in spelled:
+            raise unknown(f'--data = "{path}": class', name, known)
+    return [known.index(name) if name in known else spelled[_spelled(name)] for name in classes]
+
+
+def _spelled(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+# ---- before and after
+
+
+def _numbers(score: Score, classes: Sequence[str]) -> dict[str, Any]:
+    count = score.tp + score.fn
+    return {
+        "accuracy": score.accuracy,
+        "macro_f1": score.macro_f1,
+        "classes": {
+            name: {"n": int(n), "accuracy": float(right / n)}
+            for name, n, right in zip(classes, count, score.tp, strict=True)
+            if n
+        },
+    }
+
+
+def draw(numbers: dict[str, Any], path: Path) -> Path:
+    """Accuracy before and after, as a whole and of each class that the site has test images of."""
+    from .report import style  # matplotlib is slow to import
+
+    stages = {"before": style.GREY, "after": style.BLUE}
+    names = list(numbers["before"]["classes"])
+    change = {
+        n: abs(numbers["after"]["classes"][n]["accuracy"] - numbers["before"]["classes"][n]["accuracy"]) for n in names
+    }
+    shown = [n for n in names if n in sorted(names, key=lambda n: -change[n])[:_SHOWN]]
+    figure = style.blank(3.6)
+    if not names:
+        figure.text(0.5, 0.45, "no test images: nothing to score", ha="center", fontsize=10, color=style.GREY)
+    else:
+        whole, each = figure.subplots(1, 2, sharey=True, width_ratios=[1, max(2.5, 0.45 * len(shown))])
+        for i, (stage, colour) in enumerate(stages.items()):
+            percent = 100 * numbers[stage]["accuracy"]
+            whole.bar(i, percent, width=0.75, color=colour)
+            whole.text(i, percent + 1, f"{percent:.1f}", ha="center", fontsize=9)
+            heights = [100 * numbers[stage]["classes"][n]["accuracy"] for n in shown]
+            each.bar(np.arange(len(shown)) + 0.4 * i - 0.2, heights, width=0.38, color=colour, label=stage)
+        whole.set_xticks(range(2), list(stages))
+        counts = [numbers["before"]["classes"][n]["n"] for n in shown]
+        labels = [f"{n if len(n) <= 14 else n[:13] + '…'} ({count})" for n, count in zip(shown, counts, strict=True)]
+        tilted = sum(map(len, labels)) > 70
+        each.set_xticks(range(len(shown)), [style.plain(label) for label in labels], rotation=90 if tilted else 0)
+        style.dress(whole, y="test accuracy (%)")
+        some = f" with the largest change, of {len(names)}" if len(shown) < len(names) else ""
+        style.dress(each, x=f"classes{some} (test images)")
+        whole.set_ylim(0, 109)
+        whole.set_yticks(range(0, 101, 20))
+        figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    rounds = numbers["rounds"]
+    style.title(
+        figure,
+        f"{numbers['site']} joins {numbers['run']} ({numbers['method']}, {rounds['run']} rounds): "
+        f"{numbers['n_train']} training images, {rounds['joined']} round{'s' * (rounds['joined'] > 1)} alone",
+        size=10,
+    )
+    return style.save(figure, path)

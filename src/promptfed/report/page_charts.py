@@ -1,0 +1,311 @@
+"""The charts of a report, as Vega-Lite specifications with little data. Each function returns None where it has none.
+
+Two parameters are set by the page: `shown`, the labels that are switched on, and in the curves `measure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from . import style
+from .page_data import MEASURES, Found, Group, over_seeds, series, thin
+
+Spec = dict[str, Any]
+
+_POINTS = 1600  # in a chart of curves, all labels together
+_CLIENTS = 2400  # dots in the chart of clients, all labels together
+_SITES = 400  # bars in a chart of a partition
+_SHAPES = {
+    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross",
+    "X": "stroke", "p": "wedge", "<": "triangle-left", ">": "triangle-right", "h": "arrow",
+}  # fmt: skip
+
+# What a colour of the palette becomes on a dark ground, where the darkest could not be seen.
+DARK = {
+    "#0072B2": "#4CA6DD",
+    "#D55E00": "#F0803C",
+    "#009E73": "#2DBE93",
+    "#CC79A7": "#DD97BE",
+    "#E69F00": "#EDB03A",
+    "#56B4E9": "#9AD4F5",
+    "#4D4D4D": "#B8B8B8",
+    "#882255": "#D0608F",
+    "#999933": "#BDBD57",
+    "#332288": "#9488E8",
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    name: str
+    alt: str  # what it shows, for who cannot see it
+    spec: Spec
+
+
+def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
+    """A measure over rounds; and the measures that are known of some run, by name."""
+    names = list(MEASURES)
+    tables = {
+        group.label: [over_seeds(series(entry, measure) for entry in group.entries) for measure in names]
+        for group in found.groups
+    }
+    known = {
+        name: MEASURES[name][0] for i, name in enumerate(names) if any(table[i] for table in tables.values())
+    }
+    most = max(12, _POINTS // max(1, len(tables)))
+    rows = []
+    for label, table in tables.items():
+        scored = thin(sorted({at for one in table[:-1] for at in one}), most)
+        trained = thin([at for at in table[-1] if at not in scored], max(0, most - len(scored)))
+        for at in sorted({*scored, *trained}):
+            values = [_number(one[at][0]) if at in one else None for one in table]
+            row: Spec = {"label": label, "round": at, "v": values}
+            if any(one[at][1] for one in table if at in one):
+                row["s"] = [_number(one[at][1]) if at in one else None for one in table]
+            rows.append(row)
+    if not rows:
+        return None, {}
+    first = names.index(next(iter(known)))
+    base = (
+        alt.Chart(alt.Data(values=rows))
+        .transform_filter(_SHOWN)
+        .transform_calculate(value="datum.v[measure]", spread="datum.s ? datum.s[measure] : 0")
+        .transform_filter("isValid(datum.value)")
+        .transform_calculate(
+            low="datum.value - datum.spread",
+            high="datum.value + datum.spread",
+            text="format(datum.value, '.4~g') + (datum.spread ? ' ± ' + format(datum.spread, '.2~g') : '')",
+        )
+    )
+    x = alt.X("round:Q", title="communication round", axis=alt.Axis(tickMinStep=1, format="d"), scale=_NEAR)
+    y = alt.Y("value:Q", title=None, scale=_NEAR)
+    band = base.mark_area(opacity=0.15).encode(
+        x, alt.Y("low:Q", title=None, scale=_NEAR), y2="high:Q", color=_colour(found)
+    )
+    line = base.mark_line(strokeWidth=2, clip=False).encode(x, y, color=_colour(found), strokeDash=_dash(found))
+    points = _points(base, x, y, found, ["round:Q"], len(rows) > 30 * len(tables))
+    layers = [band] if any("s" in row for row in rows) else []
+    spec = _spec(alt.layer(*layers, line, points), found, 340)
+    spec["params"].append({"name": "measure", "value": first})
+    return Chart("curves", "Line chart: " + "; ".join(known.values()) + ", over communication rounds.", spec), known
+
+
+def communication(found: Found) -> Chart | None:
+    """Local accuracy over what a client has exchanged so far; who exchanges nothing is a level."""
+    rows, levels, totals = [], [], []
+    most = max(12, _POINTS // 2 // max(1, len(found.groups)))
+    for group in found.groups:
+        table = over_seeds(series(entry, "local") for entry in group.entries)
+        sent = [entry.run.sent() for entry in group.entries]
+        if not table:
+            continue
+        cost = {at: float(np.mean([one[at] for one in sent if at in one])) for at in table}
+        last = max(table)
+        if cost[last] == 0:
+            levels.append(_point(group.label, last, 0.0, table[last]))
+        else:
+            rows += [_point(group.label, at, cost[at], table[at]) for at in thin(list(table), most)]
+            totals.append(cost[last])
+    if not totals:
+        return None
+    base = alt.Chart(alt.Data(values=rows)).transform_filter(_SHOWN)
+    wide = max(totals) > 30 * min(totals)
+    scale = alt.Scale(type="log", nice=False, padding=12) if wide else alt.Scale(zero=True, nice=True)
+    axis = alt.Axis(format="~s", tickCount=5) if wide else alt.Axis(tickCount=6)
+    x = alt.X("mb:Q", title="MB exchanged per client so far, up and down", scale=scale, axis=axis)
+    y = alt.Y("value:Q", title=None, scale=_NEAR)
+    line = base.mark_line(strokeWidth=2).encode(x, y, color=_colour(found), strokeDash=_dash(found))
+    points = _points(base, x, y, found, ["round:Q", alt.Tooltip("mb:Q", title="MB", format=".4~g")], False)
+    layers: list[alt.Chart] = [line, points]
+    if levels:
+        level = (
+            alt.Chart(alt.Data(values=levels))
+            .transform_filter(_SHOWN)
+            .mark_rule(strokeDash=[2, 4], strokeWidth=2)
+            .encode(
+                y,
+                color=_colour(found),
+                tooltip=[alt.Tooltip("label:N", title="exchanges nothing"), alt.Tooltip("text:N", title="local")],
+            )
+        )
+        layers.insert(0, level)
+    about = "Line chart: local accuracy in per cent over the megabytes that a client has exchanged with the server."
+    return Chart("communication", about, _spec(alt.layer(*layers), found, 340))
+
+
+def clients(found: Found) -> Chart | None:
+    """Every client's accuracy in the last evaluated round, a row a label, best mean first, on a bar to the mean."""
+    rows, bars, means = [], [], {}
+    most = max(20, _CLIENTS // max(1, len(found.groups)))
+    for group in found.groups:
+        each = client_scores(group)
+        if not each:
+            continue
+        mean = float(np.mean(list(each.values())))
+        means[group.label] = mean
+        bars.append({"label": group.label, "mean": _number(mean)})
+        order = sorted(each, key=lambda client: (each[client], client))
+        shares = group.first.run.shares
+        for client in thin(order, most):
+            row = {"label": group.label, "client": group.first.run.name(client), "value": _number(each[client])}
+            if client < len(shares):
+                row |= {"train": shares[client].train, "test": shares[client].test}
+            rows.append(row)
+    if not rows:
+        return None
+    order_ = sorted(means, key=lambda label: -means[label])
+    y = alt.Y("label:N", title=None, sort=order_, axis=alt.Axis(ticks=False, domain=False))
+    bar = (
+        alt.Chart(alt.Data(values=bars))
+        .transform_filter(_SHOWN)
+        .mark_bar(opacity=0.22, height=alt.RelativeBandSize(0.7))
+        .encode(alt.X("mean:Q"), y, color=_colour(found), tooltip=["label:N", alt.Tooltip("mean:Q", format=".1f")])
+    )
+    tick = bar.mark_tick(thickness=3, height=20).encode(opacity=alt.value(1))
+    tips = ["label:N", "client:N", alt.Tooltip("value:Q", title="accuracy (%)", format=".1f")]
+    tips += [f"{part}:Q" for part in ("train", "test") if part in rows[0]]
+    over = alt.selection_point(name="over", fields=["client"], on="pointerover", clear="pointerout", empty=False)
+    dot = (
+        alt.Chart(alt.Data(values=rows))
+        .transform_filter(_SHOWN)
+        .mark_circle()
+        .encode(
+            alt.X("value:Q", title="accuracy on the client's own test data (%)", scale=alt.Scale(domain=[0, 100])),
+            y,
+            color=_colour(found),
+            size=alt.condition(over, alt.value(150), alt.value(45)),
+            opacity=alt.condition(over, alt.value(1), alt.value(0.6)),
+            tooltip=tips,
+        )
+        .add_params(over)
+    )
+    about = f"Dot plot: accuracy of each client, by method; highest mean {order_[0]}, lowest {order_[-1]}."
+    return Chart("clients", about, _spec(alt.layer(bar, tick, dot), found, alt.Step(32)))
+
+
+def client_scores(group: Group) -> dict[int, float]:
+    """Client -> accuracy in per cent, mean over seeds that share a partition; the last evaluated round."""
+    each: dict[int, list[float]] = {}
+    for entry in group.entries:
+        if entry.partition != group.first.partition:
+            continue
+        if entry.run.scored:
+            scores = entry.run.accuracies(entry.run.scored[-1])
+        else:
+            stored = entry.numbers.get("clients", {}).get("aggregated", [])
+            scores = {row["client"]: 100 * row["accuracy"] for row in stored if row["accuracy"] is not None}
+        for client, value in scores.items():
+            each.setdefault(client, []).append(value)
+    return {client: float(np.mean(values)) for client, values in each.items()}
+
+
+def samples(group: Group, number: int) -> Chart | None:
+    """How many samples each client has, by what they are used for."""
+    shares = group.first.run.shares
+    if not shares:
+        return None
+    some = thin(range(len(shares)), _SITES)
+    rows = [
+        {"at": at, "client": shares[i].name, "part": part, "n": getattr(shares[i], part)}
+        for at, i in enumerate(some)
+        for part in style.PARTS
+    ]
+    few = len(some) <= 40
+    names = [shares[i].name for i in some]
+    if all(name == f"client-{i}" for i, name in zip(some, names, strict=True)):
+        names = [str(i) for i in some]
+    order = alt.X(
+        "at:O",
+        title="client",
+        axis=alt.Axis(labels=few, ticks=False, labelExpr=f"{alt.expr.core._js_repr(names)}[datum.value]", labelLimit=90)
+        if few
+        else alt.Axis(labels=False, ticks=False),
+    )
+    parts = list(style.PARTS)
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar()
+        .encode(
+            order,
+            alt.Y("n:Q", title="samples"),
+            color=alt.Color(
+                "part:N",
+                title=None,
+                sort=parts,
+                scale=alt.Scale(domain=parts, range=list(style.PARTS.values())),
+                legend=alt.Legend(orient="top"),
+            ),
+            order=alt.Order("part:N", sort="descending"),
+            tooltip=["client:N", "part:N", alt.Tooltip("n:Q", title="samples")],
+        )
+    )
+    about = f"Stacked bars: training, validation and test samples of {len(some)} clients."
+    return Chart(f"samples-{number}", about, _spec(chart, None, 220))
+
+
+# ---- what they share
+
+_SHOWN = "indexof(shown, datum.label) >= 0"
+_NEAR = alt.Scale(zero=False, nice=True)
+
+
+def _points(
+    base: alt.Chart, x: alt.X, y: alt.Y, found: Found, tips: Sequence[Any], many: bool
+) -> alt.Chart:
+    """A mark on each point; the nearest one to the pointer grows and says what it is."""
+    near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
+    return (
+        base.mark_point(filled=True, opacity=1)
+        .encode(
+            x,
+            y,
+            color=_colour(found),
+            shape=alt.Shape("label:N", legend=None, scale=_scale(found, [_SHAPES[k.marker] for k in _looks(found)])),
+            size=alt.condition(near, alt.value(140), alt.value(0 if many else 55)),
+            tooltip=["label:N", *tips, alt.Tooltip("text:N", title="value")],
+        )
+        .add_params(near)
+    )
+
+
+def _looks(found: Found) -> list[style.Look]:
+    return list(style.looks(group.label for group in found.groups).values())
+
+
+def _scale(found: Found, values: Sequence[Any]) -> alt.Scale:
+    return alt.Scale(domain=[group.label for group in found.groups], range=list(values))
+
+
+def _colour(found: Found) -> alt.Color:
+    return alt.Color("label:N", legend=None, scale=_scale(found, [look.colour for look in _looks(found)]))
+
+
+def _dash(found: Found) -> alt.StrokeDash:
+    dashes = [[1, 0] if look.line == "-" else [6, 4] for look in _looks(found)]
+    return alt.StrokeDash("label:N", legend=None, scale=_scale(found, dashes))
+
+
+def _spec(chart: alt.Chart | alt.LayerChart, found: Found | None, height: int | alt.Step) -> Spec:
+    sized = chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
+    spec: Spec = sized.to_dict()
+    spec.pop("$schema", None)
+    spec.pop("config", None)
+    spec.setdefault("params", [])
+    if found:
+        spec["params"].append({"name": "shown", "value": [group.label for group in found.groups]})
+    return spec
+
+
+def _point(label: str, at: int, cost: float, value: tuple[float, float]) -> Mapping[str, Any]:
+    mean, std = value
+    text = f"{mean:.1f} ± {std:.1f} %" if std else f"{mean:.1f} %"
+    return {"label": label, "round": at, "mb": _number(cost), "value": _number(mean), "text": text}
+
+
+def _number(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,135 @@
+"""The pictures of a report: PNG files of run folders, made small enough for one page together."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from .page_data import Found
+
+_WIDTHS = (1100, 900, 720, 560, 420)  # pixels; the widest that fits is taken, for all pictures alike
+_ROWS, _COLUMNS = 30, 12  # of a CSV that is shown whole
+
+CAPTIONS = {
+    "comparison.png": "Accuracy by method",
+    "curves.png": "Learning curves",
+    "communication.png": "Accuracy against communication",
+    "clients.png": "Accuracy by client, and the samples each one has",
+    "partition.png": "Partition: training samples by client and class",
+    "prompts.png": "The clients' prompts, and what training has changed of them",
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    path: Path
+    caption: str
+    kind: str  # partition, analysis or picture
+    of: str = ""  # a run's label and seed; empty for a comparison's own
+    note: str = ""  # what a sibling JSON file says of it
+    csv: Path | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    picture: Picture
+    uri: str
+    width: int
+    height: int
+
+
+def find(found: Found) -> list[Picture]:
+    """All pictures, the most telling first: later ones are left out where there is no room."""
+    places = [(folder, "") for folder in found.folders]
+    many = len(found.entries) > 1
+    for group in found.groups:
+        for entry in group.entries:
+            if entry.run.folder not in found.folders:
+                places.append((entry.run.folder, f"{group.label}, seed {entry.seed}" if many else ""))
+    named = {entry.run.folder: group.label for group in found.groups for entry in group.entries}
+    pictures = []
+    for folder, of in places:
+        of = of or (named.get(folder, "") if many else "")
+        for path in sorted(folder.glob("*.png")):
+            kind = "partition" if path.name == "partition.png" else "picture"
+            pictures.append(Picture(path, CAPTIONS.get(path.name, _words(path.stem)), kind, of))
+        for path in sorted((folder / "analysis").rglob("*.png")):
+            pictures.append(_analysis(path, of))
+    order = {"partition": 0, "analysis": 1, "picture": 2}
+    own = set(found.folders)
+    return sorted(pictures, key=lambda one: (order[one.kind], one.path.parent not in own, one.kind == "partition"))
+
+
+def _analysis(path: Path, of: str) -> Picture:
+    caption, note = _words(path.stem), ""
+    try:
+        about = json.loads(path.with_suffix(".json").read_text())
+        caption = str(about.get("title") or caption)
+        note = str(about.get("caption") or about.get("note") or "")
+    except (OSError, ValueError, AttributeError):
+        pass  # without one, its name has to do
+    table = path.with_suffix(".csv")
+    return Picture(path, caption, "analysis", of, note, table if table.exists() else None)
+
+
+def _words(stem: str) -> str:
+    text = stem.replace("_", " ").replace("-", " ").strip() or stem
+    return text[0].upper() + text[1:]
+
+
+def embed(pictures: Sequence[Picture], room: int) -> tuple[list[Drawn], list[str]]:
+    """As many as fit into so many bytes, and a sentence on each that does not or cannot be read."""
+    opened, problems = [], []
+    seen: set[bytes] = set()
+    for picture in pictures:
+        try:
+            content = picture.path.read_bytes()
+            if content in seen:
+                continue  # several runs' picture of the one partition
+            with Image.open(io.BytesIO(content)) as image:
+                opened.append((picture, image.convert("RGBA")))
+            seen.add(content)
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            problems.append(f"{picture.path} is no picture that can be shown: {error}.")
+    drawn: list[Drawn] = []
+    for width in _WIDTHS:
+        drawn = [_small(picture, image, width) for picture, image in opened]
+        if sum(len(one.uri) for one in drawn) <= room:
+            break
+    while drawn and sum(len(one.uri) for one in drawn) > room:
+        left = drawn.pop()
+        problems.append(f"{left.picture.path} is not shown, as the page would be too large.")
+    return drawn, problems
+
+
+def _small(picture: Picture, image: Image.Image, width: int) -> Drawn:
+    flat = Image.new("RGB", image.size, "white")
+    flat.paste(image, mask=image.getchannel("A"))
+    if flat.width > width:
+        flat = flat.resize((width, max(1, round(flat.height * width / flat.width))), Image.Resampling.LANCZOS)
+    as_png, as_jpeg = io.BytesIO(), io.BytesIO()
+    flat.quantize(64, dither=Image.Dither.NONE).save(as_png, "PNG", optimize=True)
+    best, kind = as_png, "png"
+    if flat.getcolors(4096) is None:  # photographs rather than lines
+        flat.save(as_jpeg, "JPEG", quality=82, optimize=True)
+        if as_jpeg.tell() < as_png.tell():
+            best, kind = as_jpeg, "jpeg"
+    uri = f"data:image/{kind};base64,{base64.b64encode(best.getvalue()).decode()}"
+    return Drawn(picture, uri, flat.width, flat.height)
+
+
+def table(path: Path) -> tuple[list[list[str]], int]:
+    """The first rows and columns of a CSV, and how many rows it has below its header."""
+    try:
+        with path.open(newline="") as file:
+            rows = [row[:_COLUMNS] for row in csv.reader(file)]
+    except (OSError, ValueError, csv.Error):
+        return [], 0
+    return rows[: _ROWS + 1], max(0, len(rows) - 1)
