@@ -1,5 +1,7 @@
 """CLIP's ResNet against convolution, batch norm, pooling and attention as PyTorch has them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from published import open_clip_resnet, random
@@ -7,6 +9,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
+from promptfed import models
+from promptfed.client import Samples, Work, train
+from promptfed.methods import create
 from promptfed.models.layouts import Convolutions, _resnet
 from promptfed.models.resnet import ResNet
 
@@ -105,3 +110,27 @@ def test_stacked_prompts_equal_one_by_one() -> None:
 def test_features_take_any_batch_size(stack: int) -> None:
     model = ours(theirs())
     assert model.features(model.weights, torch.randn(stack + 1, 3, SIDE, SIDE)).shape == (stack + 1, JOINT)
+
+
+@pytest.mark.parametrize("name", ["tpfl", "atpfl", "promptfl"])
+def test_prompts_train_on_a_clip_with_a_resnet(name: str) -> None:
+    """The image tower is a ResNet, the text tower that of the embedded CLIP."""
+    host = models.build("clip-mini", (3, 32, 32), 3, 0, ("circle", "square", "star"))
+    assert isinstance(host, models.CLIP)
+    joint = host.weights["body.text.proj"].shape[0]
+    entries = _resnet(Convolutions(SIDE, BLOCKS, WIDTH), joint)
+    drawn = random(open_clip_resnet(WIDTH, BLOCKS, SIDE, joint))
+    image = {e.ours: e.make(*(drawn[name] for name in e.theirs)) for e in entries}
+    text = {name: p for name, p in host.weights.items() if not name.startswith("body.image.")}
+    tower = ResNet("resnet", (3, SIDE, SIDE), 0, image, blocks=BLOCKS, heads=WIDTH * 32 // 64)
+    model = replace(host, image=(3, SIDE, SIDE), weights={**image, **text}, width=None, image_tower=tower)
+    settings = {"context": 2, "epochs": 1, **({} if name == "promptfl" else {"prompt_size": 3})}
+    method = create(name, settings)
+    method.tuning.check(model)
+    init = method.tuning.init(model, 0)
+    x = torch.randint(0, 255, (5, 3, SIDE, SIDE), dtype=torch.uint8)
+    half = torch.full((3, 1, 1), 127.0)
+    frozen = method.tuning.frozen(model, (x - half) / half) if method.tuning.frozen_name(model) else {}
+    data = Samples(x.new_empty(5, 0) if frozen else x, torch.tensor([0, 1, 2, 0, 1]), half, half, frozen)
+    done = train(method, model, [Work(0, data, init, init, init)], method.schedule(1), 0, 1)[0]
+    assert all(p.isfinite().all() and not torch.equal(p, init[n]) for n, p in done.params.items())
