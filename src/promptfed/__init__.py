@@ -2,11 +2,14 @@
 
 from .api import Result, run
 from .comparison import compare
-from .data import Dataset, DatasetConfig, Federation, Partition, federate, load
+from .data import Dataset, DatasetConfig, Federation, Partition, federate
+from .data import load as load_dataset
 from .errors import UserError
+from .joining import join
 from .method import Batch, Context, FedAvg, Method, Phase, State, Update
 from .models import Model
 from .params import Params
+from .serving import Predictions, Predictor, export, load
 from .tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
 
 __all__ = [
@@ -24,6 +27,8 @@ __all__ = [
     "Partition",
     "Phase",
     "PixelPrompt",
+    "Predictions",
+    "Predictor",
     "PrivatePrompt",
     "Result",
     "State",
@@ -32,7 +37,10 @@ __all__ = [
     "Update",
     "UserError",
     "compare",
+    "export",
     "federate",
+    "join",
     "load",
+    "load_dataset",
     "run",
 ]

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import api, build, catalog, comparison, view
+from . import api, build, catalog, comparison, serve_commands, view
 from . import config as C
 from .errors import UserError, unknown
 
@@ -140,6 +140,11 @@ def list_(
         console.print(
             "+pt and +st wrap any method in a private prompt, +ft fine-tunes its result: fedprox+pt, fedavg+ft."
         )
+
+
+app.command()(serve_commands.predict)
+app.command()(serve_commands.export)
+app.command()(serve_commands.join)
 
 
 def _split(words: list[str] | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:

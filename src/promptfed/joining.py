@@ -225,7 +225,7 @@ def draw(numbers: dict[str, Any], path: Path) -> Path:
     if not names:
         figure.text(0.5, 0.45, "no test images: nothing to score", ha="center", fontsize=10, color=style.GREY)
     else:
-        whole, each = figure.subplots(1, 2, sharey=True, width_ratios=[1, max(2.5, 0.45 * len(shown))])
+        whole, each = figure.subplots(1, 2, sharey=True, width_ratios=[1, min(5.0, max(2.5, 0.45 * len(shown)))])
         for i, (stage, colour) in enumerate(stages.items()):
             percent = 100 * numbers[stage]["accuracy"]
             whole.bar(i, percent, width=0.75, color=colour)
@@ -237,6 +237,7 @@ def draw(numbers: dict[str, Any], path: Path) -> Path:
         labels = [f"{n if len(n) <= 14 else n[:13] + '…'} ({count})" for n, count in zip(shown, counts, strict=True)]
         tilted = sum(map(len, labels)) > 70
         each.set_xticks(range(len(shown)), [style.plain(label) for label in labels], rotation=90 if tilted else 0)
+        each.margins(x=0.02)
         style.dress(whole, y="test accuracy (%)")
         some = f" with the largest change, of {len(names)}" if len(shown) < len(names) else ""
         style.dress(each, x=f"classes{some} (test images)")
@@ -246,8 +247,8 @@ def draw(numbers: dict[str, Any], path: Path) -> Path:
     rounds = numbers["rounds"]
     style.title(
         figure,
-        f"{numbers['site']} joins {numbers['run']} ({numbers['method']}, {rounds['run']} rounds): "
-        f"{numbers['n_train']} training images, {rounds['joined']} round{'s' * (rounds['joined'] > 1)} alone",
+        f"{numbers['site']} joins {numbers['run']} ({numbers['method']}) behind round {rounds['run']}; "
+        f"training images: {numbers['n_train']}, rounds alone: {rounds['joined']}",
         size=10,
     )
     return style.save(figure, path)

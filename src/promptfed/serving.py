@@ -74,7 +74,8 @@ class Predictions:
     @property
     def indices(self) -> np.ndarray:
         """(N,): the most probable class of each image."""
-        return self.probabilities.argmax(1)
+        found: np.ndarray = self.probabilities.argmax(1)
+        return found
 
     @property
     def labels(self) -> list[str]:
@@ -488,9 +489,11 @@ def _read(file: Path, backbone: str | None, device: str, trust: bool) -> Predict
             raise UserError(f'"{file}" needs the method "{name}": import {module} first, or say that you trust it')
         method = methods.create(name, settings)
         model = _backbone(card, backbone)
+        _check(file, card, model, method, params, seeded)
         model.weights |= seeded
-        _check(file, card, model, method, params)
-    except (KeyError, TypeError, AttributeError) as error:
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f'"{file}" is damaged ({type(error).__name__}: {error})') from None
     at = build.pick_device(device)
     return Predictor(card, method.tuning, model.to(at), P.to(params, at), at)
@@ -509,13 +512,14 @@ def _backbone(card: Card, name: str | None) -> Model:
     return models.image_vit(model, len(classes), card["seed"], model.name)
 
 
-def _check(file: Path, card: Card, model: Model, method: Method, params: Params) -> None:
+def _check(file: Path, card: Card, model: Model, method: Method, params: Params, seeded: Params) -> None:
     """The file must hold what the method trains, and the backbone be the one it was trained with."""
     method.tuning.check(model)
-    wanted = {name: p.shape for name, p in method.tuning.init(model, card["seed"]).items()}
-    if wanted != {name: p.shape for name, p in params.items()}:
-        raise UserError(f'"{file}" is damaged: its parameters are not those of "{card["method"]["name"]}"')
-    if card["backbone"]["frozen"] != _digest(_frozen(model, method.tuning, params)[1]):
+    drawn, loaded = _frozen(model, method.tuning, params)
+    for found, wanted in ((params, method.tuning.init(model, card["seed"])), (seeded, drawn)):
+        if {name: p.shape for name, p in found.items()} != {name: p.shape for name, p in wanted.items()}:
+            raise UserError(f'"{file}" is damaged: it does not hold what "{card["method"]["name"]}" trains')
+    if card["backbone"]["frozen"] != _digest(loaded):
         raise UserError(f'"{file}" was trained with other weights than backbone "{model.name}" has here')
 
 
