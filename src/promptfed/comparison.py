@@ -179,6 +179,8 @@ def table(results: Mapping[str, Sequence[Result]]) -> list[Table]:
                 "global": _spread([m["global"] for m in last]),
                 "macro_f1": _spread([m["macro_f1"] for m in last]),
                 "after_local": _spread([m["local"]["mean"] if m else None for m in after]),
+                "common": _spread([_local(n["metrics"], "common") for n in numbers]),
+                "newcomers": _spread([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
                 "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
                 "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
                 "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
@@ -195,6 +197,10 @@ def _after_local(metrics: Mapping[str, Any]) -> Table | None:
     return stage["last"] if stage else None
 
 
+def _local(metrics: Mapping[str, Any], stage: str) -> float | None:
+    return metrics[stage]["last"]["local"]["mean"] if stage in metrics else None
+
+
 def _spread(values: Sequence[float | None]) -> Table | None:
     known = [v for v in values if v is not None]
     if not known:
@@ -202,7 +208,10 @@ def _spread(values: Sequence[float | None]) -> Table | None:
     return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}
 
 
-HEADERS = ("method", "seeds", "local", "worst", "global", "F1", "trained", "bytes", "passes", "adapt")
+HEADERS = (
+    *("method", "seeds", "local", "worst", "global", "F1", "trained", "common", "newcomers"),
+    *("bytes", "passes", "adapt"),
+)
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -214,7 +223,9 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
         return f"{100 * spread['mean']:.1f}{wide}"
 
-    scores = [percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local")]
+    scores = [
+        percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
+    ]
     return (
         row["label"],
         str(row["seeds"]),

@@ -66,9 +66,8 @@ class Live:
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
     """Columns that say the same of every method are left out, so that the table fits a narrow terminal."""
     lines = [cells(row) for row in rows]
-    told = [
-        i for i, header in enumerate(HEADERS) if header not in ("seeds", "adapt") or {x[i] for x in lines} - {"0", "1"}
-    ]
+    alike = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}}
+    told = [i for i, header in enumerate(HEADERS) if {line[i] for line in lines} - alike.get(header, set())]
     title = "accuracy in %, of the last round; local: mean over clients"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for i in told:
