@@ -256,21 +256,20 @@ def check_resumed(case: Case) -> None:
 
 
 def check_newcomer(case: Case) -> None:
-    """A client that was not there at the start is admitted, served, trained and aggregated."""
-    method, state = case.method, begun(Case(case.method, case.model, shrunk(case.federation)))
-    newcomer = len(SIZES) - 1
+    """A client that was not there at the start joins in mid-training: admitted, served, trained and aggregated; before
+    that it is served where the method has a model for strangers."""
+    newcomer, recorder = len(SIZES) - 3, Memory()
     with case.clients() as (clients, _):
-        state = method.admit(state, newcomer, clients.enroll([newcomer])[newcomer], 1)
-        down = method.down(state, newcomer)
-        updates, _ = clients.train({newcomer: down}, 1, score=False)
-        state = method.aggregate(state, updates)
-        clients.settle(method.exchange(state, updates), 1)
-        assert clients.evaluate({newcomer: method.down(state, newcomer)}, 1, pooled=True, after_local=False)
-    assert P.finite(state)
-
-
-def shrunk(federation: Federation) -> Federation:
-    return Federation(federation.dataset, federation.sites[:-1], federation.about)
+        plan = Plan(2, 1.0, case.seed, newcomers=(newcomer,), join_round=2)
+        run(case.method, case.model, case.init, clients, plan, recorder)
+    first, second = recorder.lines
+    assert newcomer not in first["clients"]
+    assert ("newcomers_aggregated" in first) is case.method.serves, "serves strangers, or does not, unlike it says"
+    assert newcomer in second["clients"]
+    assert not second["left_out"], f"left out: {second['left_out']}"
+    assert [row["client"] for row in second["newcomers_aggregated"]["clients"]] == [newcomer]
+    assert recorder.state is not None
+    assert P.finite(recorder.state)
 
 
 def check_odd_clients(case: Case) -> None:
