@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import api, build, catalog, comparison, serve_commands, view
+from . import api, build, catalog, comparison, dryrun, serve_commands, view
 from . import config as C
+from .analysis.command import analyse
 from .errors import UserError, unknown
 
 app = typer.Typer(
@@ -32,6 +33,11 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[CONFIG.toml|PRESET] [key=value ...]", help="a file or preset, then settings"),
 ]
+Mini = Annotated[bool, typer.Option("--mini", help="at the small scale that the file has besides, its [mini]")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="print what it would cost, and stop: needs no data and no weights")
+]
+NoTiming = Annotated[bool, typer.Option("--no-timing", help="with --dry-run: measure nothing, estimate no time")]
 Out = Annotated[Path | None, typer.Option("--out", help="the folder to write into (default: one below runs/)")]
 
 
@@ -40,14 +46,23 @@ def run(
     words: Words = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+    no_timing: NoTiming = False,
 ) -> None:
     """Train and evaluate one configuration."""
     source, given = _split(words)
+    tables = [*(api.without_compare(table) for table in source), given]
+    if mini:
+        tables = [comparison.small_scale(source, tables)]
     if resume:
         config, folder = api.resumed(out, [*source, given])
     else:
-        config = C.make(*(api.without_compare(table) for table in source), given)
+        config = C.make(*tables)
         folder = out or api.fresh(config)
+    if dry_run:
+        console.print(dryrun.table([(config.method.name, 1, config)], timing=not no_timing))
+        return
     with (
         _interruptible(f"promptfed run --resume --out {folder}"),
         view.Live(console, config.method.name, config.rounds) as live,
@@ -64,16 +79,31 @@ def compare(
         str, typer.Option("--methods", help="comma-separated; default: the file's [[compare.rows]]")
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="comma-separated; default: the file's, or 0")] = "",
+    only: Annotated[str, typer.Option("--only", help="the rows whose label has this in it")] = "",
     out: Out = None,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+    no_timing: NoTiming = False,
 ) -> None:
     """Run several methods and seeds on the same partition; the same command again goes on with what is not done."""
     source, given = _split(words)
     spec: dict[str, Any] = source[0].get("compare", {}) if source else {}
     common = [*(api.without_compare(table) for table in source), given]
-    name = Path(words[0]).stem if words and "=" not in words[0] else "comparison"
-    folder = out or Path("runs") / name
-    rows = comparison.rows(spec, [m.strip() for m in methods.split(",") if m.strip()], _numbers("--seeds", seeds))
+    name = "comparison"
+    if words and "=" not in words[0]:  # of experiments/pfedpg/table4.toml: pfedpg-table4
+        name = "-".join(part for part in (Path(words[0]).parent.name, Path(words[0]).stem) if part)
+    folder = out or Path("runs") / (f"{name}-mini" if mini else name)
+    scale = comparison.small(source[0] if source else {}, mini)
+    named = [m.strip() for m in methods.split(",") if m.strip()]
+    rows = comparison.rows(spec, named, _numbers("--seeds", seeds), scale)
+    rows = [row for row in rows if only.lower() in row.label.lower()]
+    if not rows:
+        raise UserError(f'--only = "{only}" is in no label of a row')
     jobs = comparison.plan(common, rows, folder)
+    if dry_run:
+        each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
+        console.print(dryrun.table(each, timing=not no_timing))
+        return
     again = " ".join(["promptfed compare", *sys.argv[2:]])
     with _interruptible(again):
         for job in jobs:
@@ -145,6 +175,7 @@ def list_(
 app.command()(serve_commands.predict)
 app.command()(serve_commands.export)
 app.command()(serve_commands.join)
+app.command()(analyse)
 
 
 def _split(words: list[str] | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:

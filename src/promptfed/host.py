@@ -37,6 +37,7 @@ class Host:
     device: torch.device
     block: int = 1  # clients that are trained as one
     frozen_bytes: float = 8e9  # of frozen values that may be kept on disk
+    drift: bool = False  # whether answers tell how far parameters moved
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
@@ -139,6 +140,8 @@ class Host:
                 params = self.method.finish(done.params, ctx)
                 stats = {**done.stats, **self.method.report(self.model, params, ctx)}
                 kept = self.method.keep(self.model, params, ctx)
+            if self.drift:
+                note["moved"] = moved(self.method, work.params, params)
             if score:
                 note["after_local"] = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
@@ -198,6 +201,15 @@ class Host:
         if self._pooled is None:
             self._pooled = self.samples(np.concatenate([site.test for site in self.federation.sites]))
         return self._pooled
+
+
+def moved(method: Method, before: Params, after: Params) -> dict[str, float]:
+    """The Euclidean distance between parameters of each role."""
+    squares: dict[str, float] = {}
+    for name, p in after.items():
+        role = method.tuning.role(name)
+        squares[role] = squares.get(role, 0.0) + float((p - before[name]).double().square().sum())
+    return {role: math.sqrt(value) for role, value in squares.items()}
 
 
 def _prefixed(private: Params, memory: Params) -> Params:

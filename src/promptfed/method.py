@@ -118,6 +118,7 @@ class Update:
     bytes_down: int = 0
     bytes_up: int = 0
     error: str = ""  # why it must not be used
+    moved: Mapping[str, float] = field(default_factory=dict)  # role -> L2 change in training, where that is recorded
 
     @property
     def delta(self) -> Params:

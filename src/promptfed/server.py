@@ -72,6 +72,8 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
         updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
         used, left_out = screen(updates, chosen, method.shared(init))
         line = _line(round, chosen, used, left_out)
+        if any(u.moved for u in used):
+            line["moved"] = [{"client": u.client, "roles": dict(u.moved)} for u in used]
         if used:
             state = method.aggregate(state, used)
             second = method.exchange(state, used)

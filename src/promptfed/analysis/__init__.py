@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..errors import UserError, unknown
 from .base import Analysis, Found, Options
-from .opened import Comparison, Opened, is_comparison
 
 ANALYSES: dict[str, Analysis] = {
     "attention": Analysis("what the last layer looks at, with and without the prompt", "run", "attention.attention"),
@@ -38,6 +37,8 @@ def make(
 
     Without names all that apply; a named one that does not apply is an error.
     """
+    from .opened import Comparison, Opened  # with what draws, which is slow to import
+
     folder = Path(folder)
     kind = "comparison" if is_comparison(folder) else "run"
     for name in names:
@@ -63,4 +64,8 @@ def make(
     return made
 
 
-__all__ = ["ANALYSES", "Analysis", "Comparison", "Found", "Made", "Opened", "Options", "make"]
+def is_comparison(folder: Path) -> bool:
+    return not (folder / "config.toml").exists() and any(folder.glob("*/result.json"))
+
+
+__all__ = ["ANALYSES", "Analysis", "Found", "Made", "Options", "make"]

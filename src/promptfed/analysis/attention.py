@@ -65,7 +65,8 @@ def look(tuning: Tuning, model: Model, params: Params, batch: Batch, ctx: Contex
         prompt = np.zeros(len(batch.y))
         tower = transformer(model)
         if tower is not None and watch.attended is not None:
-            maps, prompt = attention_map(*watch.attended, tower)
+            queries, keys = watch.attended
+            maps, prompt = attention_map(queries, keys, tower)
         elif watch.convolved is not None:
             maps = grad_cam(logits.gather(1, batch.y[:, None]).sum(), watch.convolved)
         else:
@@ -152,7 +153,7 @@ def draw(
     """Two images a row: as it is, what is looked at without the prompt, and with it."""
     halves = 2 if len(images) > 1 else 1
     lines = -(-len(images) // halves)
-    figure = style.blank(0.75 + lines * 1.5 * images.shape[2] / images.shape[3], gap=0.01)
+    figure = style.blank(0.85 + lines * (0.22 + 1.18 * images.shape[2] / images.shape[3]), gap=0.01)
     ratios = [1, 1, 1, 0.15, 1, 1, 1][: 3 if halves == 1 else 7]
     grid = figure.subplots(lines, len(ratios), squeeze=False, width_ratios=ratios)
     for axes in grid.ravel():
@@ -167,7 +168,7 @@ def draw(
             best = int(looks.probabilities[n].argmax())
             _overlay(axes, shown, looks.maps[n])
             share = f"{100 * looks.probabilities[n, best]:.0f} %"
-            _name(axes, f"{_short(classes[best])} {share}", style.GREEN if best == label else style.VERMILION)
+            _name(axes, f"{_short(classes[best])}: {share}", style.GREEN if best == label else style.VERMILION)
     for start in range(0, len(ratios), 4):
         for axes, text in zip(grid[-1, start:], ("image", "without prompt", "with prompt"), strict=False):
             axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")

@@ -62,13 +62,13 @@ def embedded(opened: Opened, options: Options) -> Found:
     looks = style.looks(opened.names(clients))
     for k, (name, one) in enumerate(looks.items()):
         x, y = places[owner == k].T
-        axes.scatter(
-            x, y, s=22, c=one.colour, marker=one.marker, label=style.plain(name), linewidth=0.3, edgecolor="w"
-        )
+        axes.scatter(x, y, s=20, c=one.colour, marker=one.marker, label=style.plain(name), alpha=0.7, linewidth=0)
     style.dress(axes, x="t-SNE 1", y="t-SNE 2", grid="both")
     axes.tick_params(labelbottom=False, labelleft=False, length=0)
     figure.legend(loc="outside right upper", title="client", fontsize=9, title_fontsize=9, frameon=False)
-    style.title(figure, f"{opened.run.title}\n{len(images)} pure colours under each client's model")
+    style.title(
+        figure, f"{opened.run.title}\n{len(images)} pure colours under each client's model; silhouette {apart:.2f}"
+    )
     return Found(figure, rows, title, text)
 
 
@@ -145,7 +145,7 @@ def _similarities(
     heat.set_xlabel("labels of client", fontsize=10)
     heat.set_ylabel("model of client", fontsize=10)
     heat.tick_params(length=2)
-    figure.colorbar(drawn, ax=heat, label="cosine similarity", pad=0.02)
+    figure.colorbar(drawn, ax=heat, label="cosine similarity", pad=0.02).ax.tick_params(labelsize=8)
     bars.barh(place - 0.2, near.diagonal(), height=0.38, color=style.BLUE, label="own labels")
     bars.barh(place + 0.2, _others(near), height=0.38, color="0.72", label="others' labels, mean")
     if alone is not None:

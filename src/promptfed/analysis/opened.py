@@ -189,7 +189,7 @@ class Opened:
     def samples(self, images: np.ndarray) -> Samples:
         """Images (n, C, H, W) uint8 of one's own making, with what is frozen of them."""
         mean, std = normalisation(self.model, self.federation.dataset, self.host.device)
-        x = torch.from_numpy(images).to(self.host.device)
+        x = torch.from_numpy(np.array(images)).to(self.host.device)
         nothing = Samples(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), mean, std)
         if not self.method.tuning.frozen_name(self.model):
             return nothing
@@ -300,7 +300,3 @@ class Comparison:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def is_comparison(folder: Path) -> bool:
-    return not (folder / "config.toml").exists() and any(folder.glob("*/result.json"))

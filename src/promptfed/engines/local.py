@@ -67,6 +67,7 @@ class LocalClients:
                         bytes_down=note["received"][client],
                         bytes_up=len(blob),
                         error=one.get("error", ""),
+                        moved=one.get("moved", {}),
                     )
                 )
         return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
