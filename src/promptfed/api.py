@@ -37,6 +37,7 @@ def run(
     resume: bool = False,
     federation: Federation | None = None,
     view: View | None = None,
+    mini: bool = False,
     **settings: Any,
 ) -> Result:
     """Trains and evaluates one configuration.
@@ -44,13 +45,18 @@ def run(
     run(method="pfedpt", dataset="cifar10", partition={"name": "dirichlet", "alpha": 0.3}, rounds=50)
 
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
-    may also be a class derived from Method. `federation` takes the place of dataset and partition.
+    may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: at the small
+    scale that the file has besides.
     """
     given = dict(settings)
     if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
         given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
-    tables = [without_compare(C.read(preset))] if preset else []
-    tables.append(C.undot(given.items()))
+    source = [C.read(preset)] if preset else []
+    tables = [*map(without_compare, source), C.undot(given.items())]
+    if mini:
+        from .comparison import small_scale
+
+        tables = [small_scale(source, tables)]
     if resume:
         configuration, folder = resumed(Path(out) if out else None, tables)
     else:
@@ -82,6 +88,10 @@ def execute(
 ) -> Result:
     if not resume and (path / "config.toml").exists():
         raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
+    if config.engine.tensorboard:
+        from .report.tensorboard import EventFile, Views
+
+        view = Views(view, EventFile(path)) if view else EventFile(path)
     folder = Folder(path, view)
     split = path / "partition.json"
     try:
@@ -141,7 +151,8 @@ def fresh(config: C.Config) -> Path:
 
 
 def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "compare"}
+    """A file's settings, without what it says of comparisons and of its mini scale."""
+    return {key: value for key, value in table.items() if key not in ("compare", "mini")}
 
 
 def _frozen(parts: build.Parts) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ import torch
 from . import models
 from .config import Config, make
 from .data import Dataset, Federation, federate, load
+from .engines.base import Clients
 from .engines.local import Answer, LocalClients
 from .engines.workers import Worker
 from .errors import UserError
@@ -69,9 +70,15 @@ def build_model(config: Config, dataset: Dataset) -> Model:
     return models.image_vit(model, len(dataset.classes), config.seed, model.name)
 
 
-def clients(parts: Parts, folder: Path) -> LocalClients:
+def clients(parts: Parts, folder: Path) -> Clients:
     """The engine. The folder has the run's partition.json."""
     engine = parts.config.engine
+    if engine.name == "flower":
+        try:
+            from .engines.flower_app import simulate
+        except ImportError as error:
+            raise UserError(f'engine.name = "flower" needs pip install "promptfed[flower]" ({error})') from None
+        return simulate(parts, folder)
     count = worker_count(parts)
     sizes = {i: len(site.train) for i, site in enumerate(parts.federation.sites)}
     hosts: list[Answer]
@@ -130,6 +137,7 @@ def _host(parts: Parts, store: Path) -> Host:
         parts.device,
         config.engine.block,
         config.engine.frozen_gb * 1e9,
+        config.eval.drift,
     )
 
 

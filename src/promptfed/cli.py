@@ -172,6 +172,17 @@ def list_(
         )
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs or comparisons")],
+    out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+) -> None:
+    """Put runs and comparisons on one HTML page that is read without a network."""
+    from .report.command import report as write
+
+    write(folders, out)
+
+
 app.command()(serve_commands.predict)
 app.command()(serve_commands.export)
 app.command()(serve_commands.join)

@@ -45,6 +45,11 @@ class Evaluation(_Section):
         description="when personal models are scored on everybody's test data (costs clients x test set): at every "
         "evaluation, at the last one, or never (then there is no global accuracy)",
     )
+    drift: bool = Field(
+        False,
+        description="record how far each client's parameters move in a round, by role (L2); norms of private ones too, "
+        "which clients then tell the server",
+    )
 
 
 class Join(_Section):
@@ -68,11 +73,12 @@ class Join(_Section):
 class Engine(_Section):
     """The [engine] section: where and how fast, never what."""
 
-    name: Literal["local"] = Field("local", description="where the clients run")
+    name: Literal["local", "flower"] = Field("local", description="where the clients run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
     workers: int = Field(0, ge=0, description="processes; 0: one a core on a CPU, one on an accelerator")
     block: int = Field(1, ge=1, description="clients that are trained as one stacked computation (for accelerators)")
     frozen_gb: float = Field(8.0, ge=0, description="disk space for values of frozen weights, which are computed once")
+    tensorboard: bool = Field(False, description="also write TensorBoard event files into the run's folder")
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
 
 

@@ -5,6 +5,7 @@ Two parameters are set by the page: `shown`, the labels that are switched on, an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,19 @@ Spec = dict[str, Any]
 _POINTS = 1600  # in a chart of curves, all labels together
 _CLIENTS = 2400  # dots in the chart of clients, all labels together
 _SITES = 400  # bars in a chart of a partition
-_SHAPES = {
-    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross",
-    "X": "stroke", "p": "wedge", "<": "triangle-left", ">": "triangle-right", "h": "arrow",
-}  # fmt: skip
+_SHAPES = {  # of a matplotlib marker: a name or an SVG path
+    "o": "circle",
+    "s": "square",
+    "D": "diamond",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "P": "cross",
+    "X": "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z",
+    "p": "M0,-1L0.95,-0.31L0.59,0.81L-0.59,0.81L-0.95,-0.31Z",
+    "<": "triangle-left",
+    ">": "triangle-right",
+    "h": "M0,-1L0.87,-0.5L0.87,0.5L0,1L-0.87,0.5L-0.87,-0.5Z",
+}
 
 # What a colour of the palette becomes on a dark ground, where the darkest could not be seen.
 DARK = {
@@ -54,9 +64,7 @@ def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
         group.label: [over_seeds(series(entry, measure) for entry in group.entries) for measure in names]
         for group in found.groups
     }
-    known = {
-        name: MEASURES[name][0] for i, name in enumerate(names) if any(table[i] for table in tables.values())
-    }
+    known = {name: MEASURES[name][0] for i, name in enumerate(names) if any(table[i] for table in tables.values())}
     most = max(12, _POINTS // max(1, len(tables)))
     rows = []
     for label, table in tables.items():
@@ -70,9 +78,11 @@ def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
             rows.append(row)
     if not rows:
         return None, {}
+    if "loss" in known and all(len(entry.run.scored) < 2 < len(entry.run.lines) for entry in found.entries):
+        known = {"loss": known.pop("loss"), **known}  # nothing but the loss makes a line
     first = names.index(next(iter(known)))
     base = (
-        alt.Chart(alt.Data(values=rows))
+        _data(rows)
         .transform_filter(_SHOWN)
         .transform_calculate(value="datum.v[measure]", spread="datum.s ? datum.s[measure] : 0")
         .transform_filter("isValid(datum.value)")
@@ -82,7 +92,9 @@ def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
             text="format(datum.value, '.4~g') + (datum.spread ? ' ± ' + format(datum.spread, '.2~g') : '')",
         )
     )
-    x = alt.X("round:Q", title="communication round", axis=alt.Axis(tickMinStep=1, format="d"), scale=_NEAR)
+    last = max(row["round"] for row in rows)
+    ticks = alt.Axis(format="d", values=list(range(1, last + 1))) if last <= 12 else alt.Axis(format="d")
+    x = alt.X("round:Q", title="communication round", axis=ticks, scale=alt.Scale(zero=False, nice=False, padding=8))
     y = alt.Y("value:Q", title=None, scale=_NEAR)
     band = base.mark_area(opacity=0.15).encode(
         x, alt.Y("low:Q", title=None, scale=_NEAR), y2="high:Q", color=_colour(found)
@@ -113,18 +125,18 @@ def communication(found: Found) -> Chart | None:
             totals.append(cost[last])
     if not totals:
         return None
-    base = alt.Chart(alt.Data(values=rows)).transform_filter(_SHOWN)
+    base = _data(rows).transform_filter(_SHOWN)
     wide = max(totals) > 30 * min(totals)
     scale = alt.Scale(type="log", nice=False, padding=12) if wide else alt.Scale(zero=True, nice=True)
-    axis = alt.Axis(format="~s", tickCount=5) if wide else alt.Axis(tickCount=6)
-    x = alt.X("mb:Q", title="MB exchanged per client so far, up and down", scale=scale, axis=axis)
+    axis = alt.Axis(format="~g", tickCount=5) if wide else alt.Axis(tickCount=6)
+    x = alt.X("mb:Q", title="MB per client so far, up and down", scale=scale, axis=axis)
     y = alt.Y("value:Q", title=None, scale=_NEAR)
     line = base.mark_line(strokeWidth=2).encode(x, y, color=_colour(found), strokeDash=_dash(found))
     points = _points(base, x, y, found, ["round:Q", alt.Tooltip("mb:Q", title="MB", format=".4~g")], False)
     layers: list[alt.Chart] = [line, points]
     if levels:
         level = (
-            alt.Chart(alt.Data(values=levels))
+            _data(levels)
             .transform_filter(_SHOWN)
             .mark_rule(strokeDash=[2, 4], strokeWidth=2)
             .encode(
@@ -161,7 +173,7 @@ def clients(found: Found) -> Chart | None:
     order_ = sorted(means, key=lambda label: -means[label])
     y = alt.Y("label:N", title=None, sort=order_, axis=alt.Axis(ticks=False, domain=False))
     bar = (
-        alt.Chart(alt.Data(values=bars))
+        _data(bars)
         .transform_filter(_SHOWN)
         .mark_bar(opacity=0.22, height=alt.RelativeBandSize(0.7))
         .encode(alt.X("mean:Q"), y, color=_colour(found), tooltip=["label:N", alt.Tooltip("mean:Q", format=".1f")])
@@ -171,21 +183,21 @@ def clients(found: Found) -> Chart | None:
     tips += [f"{part}:Q" for part in ("train", "test") if part in rows[0]]
     over = alt.selection_point(name="over", fields=["client"], on="pointerover", clear="pointerout", empty=False)
     dot = (
-        alt.Chart(alt.Data(values=rows))
+        _data(rows)
         .transform_filter(_SHOWN)
         .mark_circle()
         .encode(
-            alt.X("value:Q", title="accuracy on the client's own test data (%)", scale=alt.Scale(domain=[0, 100])),
+            alt.X("value:Q", title="local accuracy (%)", scale=alt.Scale(domain=[0, 100])),
             y,
             color=_colour(found),
-            size=alt.condition(over, alt.value(150), alt.value(45)),
+            size=alt.condition(over, alt.value(170), alt.value(60)),
             opacity=alt.condition(over, alt.value(1), alt.value(0.6)),
             tooltip=tips,
         )
         .add_params(over)
     )
     about = f"Dot plot: accuracy of each client, by method; highest mean {order_[0]}, lowest {order_[-1]}."
-    return Chart("clients", about, _spec(alt.layer(bar, tick, dot), found, alt.Step(32)))
+    return Chart("clients", about, _spec(alt.layer(bar, tick, dot), found, 32 * len(bars)))
 
 
 def client_scores(group: Group) -> dict[int, float]:
@@ -211,24 +223,22 @@ def samples(group: Group, number: int) -> Chart | None:
         return None
     some = thin(range(len(shares)), _SITES)
     rows = [
-        {"at": at, "client": shares[i].name, "part": part, "n": getattr(shares[i], part)}
+        {"at": at, "client": shares[i].name, "part": part, "n": getattr(shares[i], part), "turn": turn}
         for at, i in enumerate(some)
-        for part in style.PARTS
+        for turn, part in enumerate(style.PARTS)
     ]
     few = len(some) <= 40
     names = [shares[i].name for i in some]
     if all(name == f"client-{i}" for i, name in zip(some, names, strict=True)):
         names = [str(i) for i in some]
-    order = alt.X(
-        "at:O",
-        title="client",
-        axis=alt.Axis(labels=few, ticks=False, labelExpr=f"{alt.expr.core._js_repr(names)}[datum.value]", labelLimit=90)
-        if few
-        else alt.Axis(labels=False, ticks=False),
-    )
+    axis = alt.Axis(labels=False, ticks=False)
+    if few:
+        angle = 0 if max(map(len, names)) < 3 else -60
+        axis = alt.Axis(labelAngle=angle, ticks=False, labelExpr=f"{json.dumps(names)}[datum.value]", labelLimit=90)
+    order = alt.X("at:O", title="client", axis=axis)
     parts = list(style.PARTS)
     chart = (
-        alt.Chart(alt.Data(values=rows))
+        _data(rows)
         .mark_bar()
         .encode(
             order,
@@ -240,7 +250,7 @@ def samples(group: Group, number: int) -> Chart | None:
                 scale=alt.Scale(domain=parts, range=list(style.PARTS.values())),
                 legend=alt.Legend(orient="top"),
             ),
-            order=alt.Order("part:N", sort="descending"),
+            order=alt.Order("turn:Q"),
             tooltip=["client:N", "part:N", alt.Tooltip("n:Q", title="samples")],
         )
     )
@@ -254,23 +264,26 @@ _SHOWN = "indexof(shown, datum.label) >= 0"
 _NEAR = alt.Scale(zero=False, nice=True)
 
 
-def _points(
-    base: alt.Chart, x: alt.X, y: alt.Y, found: Found, tips: Sequence[Any], many: bool
-) -> alt.Chart:
+def _points(base: alt.Chart, x: alt.X, y: alt.Y, found: Found, tips: Sequence[Any], many: bool) -> alt.Chart:
     """A mark on each point; the nearest one to the pointer grows and says what it is."""
     near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
-    return (
+    marks: alt.Chart = (
         base.mark_point(filled=True, opacity=1)
         .encode(
             x,
             y,
             color=_colour(found),
             shape=alt.Shape("label:N", legend=None, scale=_scale(found, [_SHAPES[k.marker] for k in _looks(found)])),
-            size=alt.condition(near, alt.value(140), alt.value(0 if many else 55)),
+            size=alt.condition(near, alt.value(170), alt.value(0 if many else 80)),
             tooltip=["label:N", *tips, alt.Tooltip("text:N", title="value")],
         )
         .add_params(near)
     )
+    return marks
+
+
+def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=list(rows)))
 
 
 def _looks(found: Found) -> list[style.Look]:
@@ -290,8 +303,10 @@ def _dash(found: Found) -> alt.StrokeDash:
     return alt.StrokeDash("label:N", legend=None, scale=_scale(found, dashes))
 
 
-def _spec(chart: alt.Chart | alt.LayerChart, found: Found | None, height: int | alt.Step) -> Spec:
-    sized = chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
+def _spec(chart: alt.Chart | alt.LayerChart | alt.FacetChart, found: Found | None, height: int) -> Spec:
+    sized = chart.properties(
+        width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
+    )
     spec: Spec = sized.to_dict()
     spec.pop("$schema", None)
     spec.pop("config", None)

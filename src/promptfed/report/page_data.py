@@ -96,15 +96,18 @@ def gather(folders: Sequence[Path]) -> Found:
     """All runs in these folders, each a run's or a comparison's."""
     if not folders:
         raise UserError("report: name the folder of a run or of a comparison")
-    entries, problems = [], []
+    entries: list[Entry] = []
+    problems: list[str] = []
     seen: set[Path] = set()
     for folder in folders:
         for path, label in _runs(folder, problems):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
+            told: list[str] = []
             try:
-                entries.append(_read(path, label, folder, problems))
+                entries.append(_read(path, label, folder, told))
+                problems += told
             except _BROKEN as error:
                 problems.append(f"{path} is left out, as it cannot be read: {_why(error)}.")
     for entry in entries:
@@ -135,12 +138,11 @@ def _runs(folder: Path, problems: list[str]) -> list[tuple[Path, str | None]]:
         problems.append(f"{folder / 'table.json'} cannot be read: {_why(error)}; labels are the folders' names.")
     order = list(labels)
 
-    def place(path: Path) -> tuple[int, int]:
+    def place(path: Path) -> tuple[int, str, int]:
         slug, seed = _slug(path)
-        return (order.index(slug) if slug in order else len(order)), seed
+        return order.index(slug) if slug in order else len(order), slug, seed
 
-    named = [(path, labels.get(_slug(path)[0], _slug(path)[0])) for path in sorted(below, key=place)]
-    return [*named]
+    return [(path, labels.get(_slug(path)[0], _slug(path)[0])) for path in sorted(below, key=place)]
 
 
 def _is_run(folder: Path) -> bool:
@@ -252,22 +254,39 @@ class Column:
 
 
 _LOCAL = ("local", "mean")
+_NOW, _AFTER = ("aggregated",), ("after_local_all", "after_local")
+_LATE, _LATE_AFTER = ("newcomers_aggregated",), ("newcomers_after_local_all", "newcomers_after_local")
+_AFTER_HELP = (
+    "local accuracy after a round of local training: of everyone where that was asked for, otherwise of the round's "
+    "participants"
+)
+_COMMON_HELP = "local accuracy of the one model that a personal method has besides the clients' own"
+_LATE_HELP = "local accuracy of the clients that were not there from the start"
 COLUMNS = (
-    Column("local", "Local", "accuracy on a client's own test data, mean over clients", "percent", 1, ("aggregated",), _LOCAL),
-    Column("worst", "Worst", "local accuracy of the worst client", "percent", 1, ("aggregated",), ("local", "worst")),
-    Column("global", "Global", "accuracy on everybody's test data", "percent", 1, ("aggregated",), ("global",)),
-    Column("f1", "Macro F1", "mean over classes, then over clients", "percent", 1, ("aggregated",), ("macro_f1",)),
-    Column("after", "After local", "local accuracy after a round of local training: of everyone where that was asked for, otherwise of the round's participants", "percent", 1, ("after_local_all", "after_local"), _LOCAL),
-    Column("common", "Common", "local accuracy of the one model that a personal method has besides the clients' own", "percent", 1, ("common",), _LOCAL, True),
-    Column("common_global", "Common, global", "the same model on everybody's test data", "percent", 1, ("common",), ("global",), True),
-    Column("newcomers", "Newcomers", "local accuracy of the clients that were not there from the start", "percent", 1, ("newcomers_aggregated",), _LOCAL, True),
-    Column("newcomers_after", "Newcomers after local", "the same after a round of local training", "percent", 1, ("newcomers_after_local_all", "newcomers_after_local"), _LOCAL, True),
-    Column("newcomers_common", "Newcomers, common", "the common model on the newcomers' test data", "percent", 1, ("newcomers_common",), _LOCAL, True),
-    Column("clustering", "Groups", "samples whose group is the one matched to their domain", "percent", 1, ("aggregated",), ("clustering",), True),
+    Column("local", "Local", "accuracy on a client's own test data, mean over clients", "percent", 1, _NOW, _LOCAL),
+    Column("worst", "Worst", "local accuracy of the worst client", "percent", 1, _NOW, ("local", "worst")),
+    Column("global", "Global", "accuracy on everybody's test data", "percent", 1, _NOW, ("global",)),
+    Column("f1", "Macro F1", "mean over classes, then over clients", "percent", 1, _NOW, ("macro_f1",)),
+    Column("after", "After local", _AFTER_HELP, "percent", 1, _AFTER, _LOCAL),
+    Column("common", "Common", _COMMON_HELP, "percent", 1, ("common",), _LOCAL, True),
+    Column("common_global", "Common, global", "on everybody's test data", "percent", 1, ("common",), ("global",), True),
+    Column("newcomers", "Newcomers", _LATE_HELP, "percent", 1, _LATE, _LOCAL, True),
+    Column("newcomers_after", "Newcomers after local", _AFTER_HELP, "percent", 1, _LATE_AFTER, _LOCAL, True),
+    Column("newcomers_common", "Newcomers, common", _COMMON_HELP, "percent", 1, ("newcomers_common",), _LOCAL, True),
+    Column(
+        "clustering",
+        "Groups",
+        "samples in the group matched to their domain",
+        "percent",
+        1,
+        _NOW,
+        ("clustering",),
+        True,
+    ),
     Column("bytes", "Bytes", "exchanged by a client in a round, up and down", "bytes", -1),
     Column("passes", "Passes", "samples passed through the model in training, all clients and rounds", "count", -1),
-    Column("seconds", "Seconds", "training and evaluation; comparable only between runs on the same idle machine", "seconds", -1),
-)  # fmt: skip
+    Column("seconds", "Seconds", "training and evaluation; to be compared on one idle machine only", "seconds", -1),
+)
 
 
 def columns(found: Found) -> list[Column]:
@@ -356,7 +375,9 @@ def _missing(group: Group, column: Column, kind: str) -> str:
         if pooled == "never":
             return 'personal models were not scored on everybody\'s test data (eval.pooled = "never")'
         if pooled == "last":
-            return 'personal models are scored on everybody\'s test data after the last round only (eval.pooled = "last")'
+            return (
+                'personal models are scored on everybody\'s test data after the last round only (eval.pooled = "last")'
+            )
         return "the models were not scored on everybody's test data"
     if column.key == "clustering":
         return "the method forms no groups, or samples have no domain"
@@ -405,9 +426,7 @@ def over_seeds(found: Iterable[Mapping[int, float]]) -> dict[int, tuple[float, f
     for one in found:
         for at, value in one.items():
             each.setdefault(at, []).append(value)
-    return {
-        at: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0) for at, v in sorted(each.items())
-    }
+    return {at: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0) for at, v in sorted(each.items())}
 
 
 def thin(rounds: Sequence[int], most: int) -> list[int]:

@@ -14,7 +14,8 @@ from PIL import Image
 
 from .page_data import Found
 
-_WIDTHS = (1100, 900, 720, 560, 420)  # pixels; the widest that fits is taken, for all pictures alike
+_WIDTH, _LEAST = 1100, 420  # pixels; narrower where the pictures would not fit, alike for all
+_MOST = 60  # pictures
 _ROWS, _COLUMNS = 30, 12  # of a CSV that is shown whole
 
 CAPTIONS = {
@@ -72,7 +73,7 @@ def _analysis(path: Path, of: str) -> Picture:
     try:
         about = json.loads(path.with_suffix(".json").read_text())
         caption = str(about.get("title") or caption)
-        note = str(about.get("caption") or about.get("note") or "")
+        note = str(about.get("text") or about.get("caption") or "")
     except (OSError, ValueError, AttributeError):
         pass  # without one, its name has to do
     table = path.with_suffix(".csv")
@@ -85,10 +86,10 @@ def _words(stem: str) -> str:
 
 
 def embed(pictures: Sequence[Picture], room: int) -> tuple[list[Drawn], list[str]]:
-    """As many as fit into so many bytes, and a sentence on each that does not or cannot be read."""
+    """As many as fit into so many bytes, and sentences on those that do not or cannot be read."""
     opened, problems = [], []
     seen: set[bytes] = set()
-    for picture in pictures:
+    for picture in pictures[:_MOST]:
         try:
             content = picture.path.read_bytes()
             if content in seen:
@@ -98,14 +99,17 @@ def embed(pictures: Sequence[Picture], room: int) -> tuple[list[Drawn], list[str
             seen.add(content)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             problems.append(f"{picture.path} is no picture that can be shown: {error}.")
-    drawn: list[Drawn] = []
-    for width in _WIDTHS:
+    drawn = [_small(picture, image, _WIDTH) for picture, image in opened]
+    total = sum(len(one.uri) for one in drawn)
+    if total > room:
+        width = max(_LEAST, int(0.95 * _WIDTH * (max(room, 0) / total) ** 0.5))
         drawn = [_small(picture, image, width) for picture, image in opened]
-        if sum(len(one.uri) for one in drawn) <= room:
-            break
+    left = [picture.path for picture in pictures[_MOST:]]
     while drawn and sum(len(one.uri) for one in drawn) > room:
-        left = drawn.pop()
-        problems.append(f"{left.picture.path} is not shown, as the page would be too large.")
+        left.insert(0, drawn.pop().picture.path)
+    if left:
+        names = ", ".join(map(str, left[:8])) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+        problems.append(f"The page would be too large with all pictures; not shown: {names}.")
     return drawn, problems
 
 

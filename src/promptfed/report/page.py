@@ -1,0 +1,569 @@
+"""One HTML file that says what happened: it loads nothing, and is read offline, on a phone, in light and dark."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import shlex
+import tomllib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from .. import config as C
+from .. import record
+from ..comparison import count, size
+from ..errors import UserError
+from . import page_charts, page_data, page_images, style
+from .page_charts import Chart
+from .page_data import KINDS, Cell, Column, Entry, Found, Group
+from .page_images import Drawn
+
+LIMIT = 1_500_000  # bytes of a page
+_LEFT_OUT = 60  # rows of the table of clients that were left out
+_ROOM = 60_000  # bytes kept free of pictures
+
+
+def write(folders: Sequence[Path], out: Path) -> Path:
+    """The report of these folders of runs and comparisons. What cannot be shown is a warning, and in the report."""
+    found = page_data.gather(folders)
+    text, problems = build(found, out)
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        record.write(out, text.encode())
+    except OSError as error:
+        raise UserError(f'--out = "{out}" cannot be written: {error.strerror}') from None
+    return out
+
+
+def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]]:
+    """The page, and what is not as it should be."""
+    curves, measures = page_charts.curves(found)
+    partitions = _partitions(found)
+    samples = [page_charts.samples(group, i) for i, group in enumerate(partitions[:4])]
+    found_charts = [page_charts.clients(found), curves, page_charts.communication(found), *samples]
+    charts = {chart.name: chart for chart in found_charts if chart}
+    names = list(page_data.MEASURES)
+    data = {
+        "labels": [group.label for group in found.groups],
+        "dark": page_charts.DARK,
+        "measures": [{"name": name, "index": names.index(name), "title": title} for name, title in measures.items()],
+        "charts": [{"name": one.name, "alt": one.alt, "spec": one.spec} for one in charts.values()],
+    }
+    fixed = {
+        "title": escape(_title(found)),
+        "css": _file("page.css"),
+        "js": _file("page.js"),
+        "bundle": _bundle(),
+        "data": _json(data),
+    }
+    parts = {
+        "Results": _results(found),
+        "Clients": _clients(charts.get("clients"), found),
+        "Curves": _curves(curves, measures, found),
+        "Communication": _communication(charts.get("communication"), found),
+        "Left out": _left_out(found),
+        "Repeat": _repeat(found, out),
+    }
+    spent = sum(len(one.encode()) for one in (*fixed.values(), *parts.values()))
+    drawn, unseen = page_images.embed(page_images.find(found), LIMIT - spent - _ROOM)
+    problems = [*found.problems, *unseen]
+    shown = {
+        **{key: parts[key] for key in ("Results", "Clients", "Curves", "Communication", "Left out")},
+        "Partition": _partition(partitions, charts, [one for one in drawn if one.picture.kind == "partition"]),
+        "Analyses": _analyses([one for one in drawn if one.picture.kind == "analysis"]),
+        "Pictures": _pictures([one for one in drawn if one.picture.kind == "picture"]),
+        "Repeat": parts["Repeat"],
+    }
+    shown = {name: text for name, text in shown.items() if text}
+    links = "".join(f'<a href="#{_id(name)}">{name}</a>' for name in shown)
+    head = f'{_head(found)}<nav aria-label="Sections">{links}</nav>'
+    body = _problems(problems) + "".join(
+        f'<section id="{_id(name)}" aria-labelledby="h-{_id(name)}">{text}</section>\n' for name, text in shown.items()
+    )
+    made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    foot = f"<p>Made {made} with promptfed {escape(record.versions()['promptfed'])}. This file loads nothing.</p>"
+    return Template(_file("page.html")).substitute(fixed, head=head, body=body, foot=foot), problems
+
+
+# ---- the top
+
+
+def _title(found: Found) -> str:
+    settings = found.settings
+    return settings[0] if len(settings) == 1 and settings[0] else f"{len(found.entries)} runs"
+
+
+def _head(found: Found) -> str:
+    groups, first = found.groups, found.groups[0]
+    if len(groups) == 1 and len(groups[0].entries) == 1:
+        title = f"{first.label} on {_title(found)}" if found.settings[0] else first.label
+    else:
+        title = _title(found)
+    seeds = sorted({entry.seed for entry in found.entries})
+    facts: dict[str, str] = {
+        "methods": str(len(groups)) if len(groups) > 1 else first.label,
+        "seeds": f"{len(seeds)} ({_list(seeds)})",
+        "rounds": _list(sorted({entry.planned for entry in found.entries})),
+        "clients": _list(sorted({group.first.run.clients for group in groups})),
+    }
+    for name, section, key in (
+        ("dataset", "dataset", "name"),
+        ("partition", "partition", "name"),
+        ("backbone", "backbone", "name"),
+    ):
+        facts[name] = _list(dict.fromkeys(Path(str(group.option(section, key) or "–")).name for group in groups))
+    shares = dict.fromkeys(group.first.run.settings.get("fraction") for group in groups)
+    facts["clients a round"] = _list(f"{100 * share:g} %" for share in shares if share is not None) or "–"
+    cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    return f'<h1>{escape(title)}</h1><p class="lead">{_finding(found)}</p><dl class="facts">{cells}</dl>'
+
+
+def _finding(found: Found) -> str:
+    """The best row by local accuracy, and whether seeds could have decided it."""
+    column = page_data.COLUMNS[0]
+    scores = [(group, page_data.cell(group, column, "last")) for group in found.groups]
+    known = sorted(((g, c) for g, c in scores if c.mean is not None), key=lambda one: -(one[1].mean or 0.0))
+    if not known:
+        return "No round has been evaluated yet."
+    (group, best), rest = known[0], known[1:]
+    told = f"{_percent(best)} %"
+    if not rest:
+        return f"Local accuracy {told}, mean over clients, last round."
+    text = f"Highest local accuracy in the last round: <b>{escape(group.label)}</b>, {told}"
+    second, score = rest[0]
+    gap = 100 * ((best.mean or 0.0) - (score.mean or 0.0))
+    text += f", {gap:.1f} points above" if gap >= 0.05 else ", level with"
+    text += f" {escape(second.label)}."
+    if best.std is None or score.std is None:
+        return text + " With one seed, small differences may be chance."
+    if gap <= 100 * max(best.std, score.std):
+        return text + " That is within one standard deviation over seeds."
+    return text
+
+
+def _problems(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    items = "".join(f"<li>{escape(one)}</li>" for one in problems)
+    return f'<section class="problems" role="note"><h2>Not everything is there</h2><ul>{items}</ul></section>'
+
+
+# ---- the table
+
+
+def _results(found: Found) -> str:
+    known = {
+        kind
+        for entry in found.entries
+        for stage in entry.numbers.get("metrics", {}).values()
+        for kind in stage
+    }  # fmt: skip
+    options = "".join(
+        f'<label><input type="radio" name="rounds" value="{kind}"{" checked" if kind == "last" else ""}'
+        f"{'' if kind in known else ' disabled'}>{escape(title)}</label>"
+        for kind, title in KINDS.items()
+    )
+    switch = f'<fieldset class="switch"><legend>Which round is shown</legend>{options}</fieldset>'
+    tables = "".join(_table(found, kind) for kind in KINDS if kind == "last" or kind in known)
+    return (
+        f'{_h2("Results")}<p class="soft">Accuracies in per cent{_over(found)}. The best of a column is bold. '
+        f"Sort by a click on its head.</p>{switch}{tables}"
+    )
+
+
+def _over(found: Found) -> str:
+    most = max(len(group.entries) for group in found.groups)
+    return ", mean ± standard deviation over seeds" if most > 1 else "; one seed, so there is no spread"
+
+
+def _table(found: Found, kind: str) -> str:
+    shown = page_data.columns(found)
+    several = len(found.settings) > 1
+    looks = style.looks(group.label for group in found.groups)
+    grid = {group.label: {c.key: page_data.cell(group, c, kind) for c in shown} for group in found.groups}
+    order = sorted(found.groups, key=lambda group: -(_or(grid[group.label]["local"].mean, -1.0)))
+    best = {c.key: _best(c, [grid[group.label][c.key].mean for group in order]) for c in shown}
+    notes: dict[str, str] = {}
+
+    heads = [_header("label", "Method", "", "ascending", True)]
+    if several:
+        heads.append(_header("setting", "Setting", "", "ascending", True))
+    heads += [_header("seeds", "Seeds", "how many"), _header("round", "Round", "which round the numbers are of")]
+    heads += [_header(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending") for c in shown]
+    rows = []
+    for group in order:
+        look = looks[group.label]
+        label = escape(group.label)
+        cells = [
+            f'<th scope="row" data-value="{label}" title="{label}">{_swatch(look)}{label}</th>',
+            *(
+                [f'<td class="text" data-value="{escape(group.setting)}">{escape(group.setting)}</td>']
+                if several
+                else []
+            ),
+            f'<td data-value="{len(group.entries)}">{len(group.entries)}</td>',
+        ]
+        at = page_data.rounds(group, kind)
+        last = "".join(c if c.isdigit() else " " for c in at).split()
+        cells.append(f'<td data-value="{last[-1] if last else ""}">{escape(at)}</td>')
+        cells += [_cell(c, grid[group.label][c.key], best[c.key], notes) for c in shown]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    caption = f"Results of each method, {KINDS[kind]}"
+    legend = "".join(f"<li><sup>{mark}</sup> {escape(text)}</li>" for text, mark in notes.items())
+    hidden = "" if kind == "last" else " hidden"
+    table = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">'
+        f'<table class="headline" data-kind="{kind}" aria-label="{caption}"><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+    return f'<div data-rounds="{kind}"{hidden}>{table}' + (
+        f'<div class="notes"><ul>{legend}</ul></div></div>' if legend else "</div>"
+    )
+
+
+def _header(key: str, title: str, help: str, first: str = "descending", text: bool = False) -> str:
+    sort = "descending" if key == "local" else "none"
+    told = f' title="{escape(help)}"' if help else ""
+    return (
+        f'<th scope="col" data-key="{key}" data-first="{first}" aria-sort="{sort}"{" class=text" if text else ""}>'
+        f'<button type="button"{told}>{escape(title)}</button></th>'
+    )
+
+
+def _cell(column: Column, cell: Cell, best: float | None, notes: dict[str, str]) -> str:
+    mark = ""
+    if cell.why:
+        sign = notes.setdefault(cell.why, _letter(len(notes)))
+        mark = f"<sup>{sign}</sup>"
+    told = f' title="{escape(cell.why)}"' if cell.why else ""
+    if cell.mean is None:
+        return f'<td class="none" data-value=""{told}>–{mark}</td>'
+    top = ' class="best"' if best is not None and cell.mean == best else ""
+    std = "" if cell.std is None or column.kind != "percent" else f' <span class="std">±{100 * cell.std:.1f}</span>'
+    return f'<td{top} data-value="{cell.mean:.8g}"{told}>{_text(column, cell.mean)}{std}{mark}</td>'
+
+
+def _text(column: Column, value: float) -> str:
+    if column.kind == "percent":
+        return f"{100 * value:.1f}"
+    if column.kind == "bytes":
+        return size(value) if value else "0"
+    if column.kind == "count":
+        return count(value)
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _best(column: Column, values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or column.better <= 0:
+        return None
+    return max(known)
+
+
+def _letter(number: int) -> str:
+    return chr(97 + number) if number < 26 else str(number)
+
+
+def _percent(cell: Cell) -> str:
+    wide = "" if cell.std is None else f" ± {100 * cell.std:.1f}"
+    return f"{100 * _or(cell.mean, 0.0):.1f}{wide}"
+
+
+# ---- charts
+
+
+def _chart(chart: Chart) -> str:
+    return f'<div class="chart" id="chart-{chart.name}" role="group" aria-label="{escape(chart.alt)}"></div>'
+
+
+def _legend(found: Found) -> str:
+    if len(found.groups) < 2:
+        return ""
+    looks = style.looks(group.label for group in found.groups)
+    items = "".join(
+        f'<li><button type="button" aria-pressed="true" data-label="{escape(label)}">{_swatch(look)}{escape(label)}'
+        "</button></li>"
+        for label, look in looks.items()
+    )
+    every = '<li><button type="button" data-all>all / none</button></li>'
+    return f'<ul class="legend" aria-label="Methods shown in the charts">{items}{every}</ul>'
+
+
+def _swatch(look: style.Look) -> str:
+    dashed = " dashed" if look.line == "--" else ""
+    return (
+        f'<span class="swatch{dashed}" data-colour="{look.colour}" style="--c:{look.colour}" aria-hidden="true"></span>'
+    )
+
+
+def _clients(chart: Chart | None, found: Found) -> str:
+    title = _h2("Clients")
+    if not chart:
+        return f'{title}<p class="soft">No client has been scored on test data of its own yet.</p>'
+    many = any(len(group.entries) > 1 for group in found.groups)
+    seeds = ", mean over the seeds that share its partition" if many else ""
+    text = (
+        f"A dot is a client, in the last evaluated round{seeds}; the bar ends at the mean over clients. Pointing at a "
+        "client marks it in every row."
+    )
+    return f'{title}<p class="soft">{text}</p>{_chart(chart)}'
+
+
+def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> str:
+    title = _h2("Curves", "Learning curves")
+    if not chart:
+        return f'{title}<p class="soft">No round is on record.</p>'
+    short = {"local": "local", "worst": "worst client", "global": "global", "after": "after local", "loss": "loss"}
+    first = next(iter(measures))
+    options = "".join(
+        f'<label><input type="radio" name="measure" value="{name}"{" checked" if name == first else ""}>{short[name]}'
+        "</label>"
+        for name in measures
+    )
+    once = all(len(entry.run.scored) < 2 for entry in found.entries)
+    absent = [short[name] for name in page_data.MEASURES if name not in measures]
+    words = ["Evaluated once, so accuracies are points, not lines (eval.every sets how often)."] if once else []
+    if any(len(group.entries) > 1 for group in found.groups):
+        words.append("Bands: ± standard deviation over seeds.")
+    if absent:
+        words.append(f"Not on record: {', '.join(absent)}.")
+    text = f'<p class="soft">{" ".join(words)}</p>' if words else ""
+    switch = f'<fieldset class="switch"><legend>What is shown</legend>{options}</fieldset>'
+    axis = f'<p class="axis" id="measure-title" aria-live="polite">{escape(measures[first])}</p>'
+    return f"{title}{text}{switch}{_legend(found)}{axis}{_chart(chart)}"
+
+
+def _communication(chart: Chart | None, found: Found) -> str:
+    title = _h2("Communication", "Communication against accuracy")
+    if not chart:
+        known = any(entry.numbers for entry in found.entries)
+        why = "No method exchanges anything with a server." if known else "No round has been evaluated yet."
+        return f'{title}<p class="soft">{why}</p>'
+    text = (
+        "Local accuracy over what a client has exchanged with the server, mean over all clients. Who exchanges nothing "
+        "is a dotted level. Evaluation traffic is not counted."
+    )
+    axis = '<p class="axis">Local accuracy, mean over clients (%)</p>'
+    return f'{title}<p class="soft">{text}</p>{_legend(found)}{axis}{_chart(chart)}'
+
+
+# ---- what went wrong
+
+
+def _left_out(found: Found) -> str:
+    title = _h2("Left out", "Clients left out of a round")
+    many = max(len(group.entries) for group in found.groups) > 1
+    rows: list[tuple[str, ...]] = []
+    turns = 0
+    for group in found.groups:
+        for entry in group.entries:
+            told: dict[tuple[int, str], list[int]] = {}
+            for who in _lost(entry):
+                told.setdefault((who["client"], str(who["why"])), []).append(who["round"])
+            turns += sum(map(len, told.values()))
+            for (client, why), at in sorted(told.items()):
+                name = entry.run.name(client)
+                rows.append((group.label, *([str(entry.seed)] if many else []), name, _ranges(at), why))
+    if not rows:
+        return f'{title}<p class="soft">Every client that was asked answered with an update that could be used.</p>'
+    heads = ("method", *(("seed",) if many else ()), "client", "rounds", "why")
+    more = f" The first {_LEFT_OUT} of {len(rows)} rows are shown." if len(rows) > _LEFT_OUT else ""
+    text = f"{turns} update{'s' if turns > 1 else ''} could not be used; the round went on without.{more}"
+    return f'{title}<p class="soft">{text}</p>{_plain(heads, rows[:_LEFT_OUT], "Clients left out")}'
+
+
+def _lost(entry: Entry) -> list[dict[str, Any]]:
+    if entry.run.lines:
+        return [{"round": line["round"], **who} for line in entry.run.lines for who in line["left_out"]]
+    found: list[dict[str, Any]] = entry.numbers.get("left_out", [])
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """3, 5–7"""
+    told: list[list[int]] = []
+    for number in sorted(numbers):
+        if told and number == told[-1][1] + 1:
+            told[-1][1] = number
+        else:
+            told.append([number, number])
+    words = [f"{a}–{b}" if a != b else str(a) for a, b in told]
+    return ", ".join(words[:12]) + (f" and {len(words) - 12} more" if len(words) > 12 else "")
+
+
+# ---- pictures
+
+
+def _partitions(found: Found) -> list[Group]:
+    """A group of each different partition."""
+    return list({group.first.partition: group for group in reversed(found.groups)}.values())[::-1]
+
+
+def _partition(groups: Sequence[Group], charts: Mapping[str, Chart], drawn: Sequence[Drawn]) -> str:
+    title = _h2("Partition", "Partition: who holds what")
+    text = ""
+    for i, group in enumerate(groups):
+        chart = charts.get(f"samples-{i}")
+        if chart:
+            head = f"<h3>{escape(group.setting)}</h3>" if len(groups) > 1 else ""
+            text += f"{head}{_chart(chart)}"
+    text = text or '<p class="soft">No partition.json in the folder.</p>'
+    if drawn:
+        text += "".join(_figure(one) for one in drawn)
+    else:
+        text += (
+            '<p class="soft">There is no heat map of classes: partition.png is drawn at the end of a run or a '
+            "comparison, and is not in the folder.</p>"
+        )
+    return title + text
+
+
+def _analyses(drawn: Sequence[Drawn]) -> str:
+    return _h2("Analyses") + "".join(_figure(one) for one in drawn) if drawn else ""
+
+
+def _pictures(drawn: Sequence[Drawn]) -> str:
+    if not drawn:
+        return ""
+    own = "".join(_figure(one) for one in drawn if not one.picture.of)
+    text = f"<details><summary>Pictures of the whole</summary>{own}</details>" if own else ""
+    for of in dict.fromkeys(one.picture.of for one in drawn if one.picture.of):
+        each = "".join(_figure(one) for one in drawn if one.picture.of == of)
+        text += f"<details><summary>{escape(of)}</summary>{each}</details>"
+    return f'{_h2("Pictures")}<p class="soft">As they are in the folders, made smaller.</p>{text}'
+
+
+def _figure(one: Drawn) -> str:
+    picture = one.picture
+    of = f" ({escape(picture.of)})" if picture.of else ""
+    note = f" {escape(picture.note)}" if picture.note else ""
+    file = f" <code>{escape(picture.path.name)}</code>"
+    image = f'<img src="{one.uri}" width="{one.width}" height="{one.height}" alt="{escape(picture.caption)}{of}">'
+    table = ""
+    if picture.csv:
+        rows, number = page_images.table(picture.csv)
+        if rows:
+            some = f", the first {len(rows) - 1} of {number} rows" if number > len(rows) - 1 else ""
+            body = _plain(rows[0], rows[1:], picture.csv.name)
+            table = f"<details><summary>{escape(picture.csv.name)}{some}</summary>{body}</details>"
+    text = f"<b>{escape(picture.caption)}</b>{of}.{note}{file}"
+    return f'<figure><div class="picture" tabindex="0">{image}</div><figcaption>{text}</figcaption>{table}</figure>'
+
+
+# ---- to repeat it
+
+
+def _repeat(found: Found, out: Path) -> str:
+    words = ["promptfed", "report", *map(str, found.folders), "--out", str(out)]
+    text = (
+        f"{_h2('Repeat', 'To repeat it')}<p>A run is its configuration: save the one below as a file and start it. The "
+        "same versions and the same dataset (fingerprint) give the same numbers.</p>"
+        f"<p>This page:</p><pre>{escape(shlex.join(words))}</pre>"
+    )
+    return text + "".join(_recipe(group) for group in found.groups)
+
+
+def _recipe(group: Group) -> str:
+    settings = group.first.run.settings
+    seeds = [entry.seed for entry in group.entries]
+    commands = []
+    for entry in group.entries:
+        extra = "" if entry is group.first else f" seed={entry.seed}"
+        name = entry.run.folder.name
+        commands.append(
+            f"promptfed run {shlex.quote(group.first.run.folder.name)}.toml{extra} --out {shlex.quote(name)}"
+        )
+    numbers = group.first.numbers
+    data = numbers.get("dataset") or group.first.about.get("dataset") or {}
+    facts = {
+        "folder": ", ".join(str(entry.run.folder) for entry in group.entries),
+        "seed": _list(seeds),
+        "rounds": f"{group.first.done} of {group.first.planned}",
+        "dataset": f"{data.get('name', '–')}, {data.get('images', data.get('n', '–'))} images",
+        "dataset fingerprint": str(data.get("fingerprint") or "not on record: the run has no partition.json"),
+        "partition (sha256)": str(group.first.about.get("hash") or "not on record"),
+        "versions": _versions(group),
+    }
+    rows = "".join(f'<tr><th scope="row">{k}</th><td class="text wrap">{escape(v)}</td></tr>' for k, v in facts.items())
+    config = _toml(group.first) if settings else "config.toml is not in the folder"
+    return (
+        f"<details><summary>{escape(group.label)}</summary><pre>{escape(chr(10).join(commands))}</pre>"
+        f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+        f"<details><summary>{escape(group.first.run.folder.name)}.toml: the complete configuration</summary>"
+        f"<pre>{escape(config)}</pre></details></details>"
+    )
+
+
+def _toml(entry: Entry) -> str:
+    file = entry.run.folder / "config.toml"
+    try:
+        text = file.read_text()
+        tomllib.loads(text)
+    except (OSError, ValueError):
+        return C.dump(entry.run.settings)
+    return text
+
+
+def _versions(group: Group) -> str:
+    told = [entry.numbers.get("versions") for entry in group.entries]
+    known = [one for one in told if one]
+    if not known:
+        return "not on record: they are written when a run is finished"
+    text = ", ".join(f"{name} {version}" for name, version in known[0].items())
+    return text if all(one == known[0] for one in told) else f"{text}; other seeds differ or are not on record"
+
+
+# ---- small things
+
+
+def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
+    head = "".join(f'<th scope="col" class="text">{escape(one)}</th>' for one in heads)
+    body = "".join("<tr>" + "".join(f'<td class="text">{escape(str(v))}</td>' for v in row) + "</tr>" for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table><thead><tr>{head}</tr>'
+        f"</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _h2(name: str, title: str = "") -> str:
+    return f'<h2 id="h-{_id(name)}">{escape(title or name)}</h2>'
+
+
+def _id(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _list(values: Iterable[Any]) -> str:
+    told = [str(value) for value in values]
+    return ", ".join(told[:6]) + (f" and {len(told) - 6} more" if len(told) > 6 else "")
+
+
+def _or(value: float | None, other: float) -> float:
+    return other if value is None else value
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end a script element."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed, in the version the charts are written for."""
+    import vl_convert
+
+    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return text.replace("</script", "<\\/script")
