@@ -3,6 +3,11 @@
 Each row is a configuration of its own: the common settings with the row's own over them. Every (row, seed) is an
 ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and the same command started
 twice shares the work: each process takes the runs that nobody else holds.
+
+A table of several columns (datasets, splits, backbones) has [[compare.columns]]: settings under those of the rows, each
+row with each column. A file may have a small scale besides: [mini] holds settings that go over everything, and so does
+`mini` in a column or a row, over those; mini = false leaves it out there. Of [mini.method] and [mini.partition] each
+run takes what it has.
 """
 
 from __future__ import annotations
@@ -12,17 +17,20 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import config as C
+from . import methods as M
 from . import record
 from .api import Result, execute, without_compare
-from .errors import UserError
+from .data import PARTITIONS
+from .errors import UserError, nearest
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -33,6 +41,8 @@ class Row:
     label: str
     settings: Table
     seeds: tuple[int, ...]
+    column: Table = field(default_factory=dict)  # over the file's settings, under those that are given
+    mini: tuple[Table, ...] = ()  # over everything, each over the ones before it
 
     @property
     def slug(self) -> str:
@@ -47,26 +57,56 @@ class Job:
     folder: Path
 
 
-def rows(spec: Mapping[str, Any], methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Row]:
-    """The rows of a [compare] table, or one for each method named."""
+def rows(
+    spec: Mapping[str, Any],
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    mini: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """The rows of a [compare] table, or one for each method named; in every column. `mini`: the file's [mini]."""
     for key in spec:
-        if key not in ("seeds", "rows"):
-            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows)")
-    default = _seeds(seeds or spec.get("seeds", (0,)))
-    found = [Row(name, {"method": name}, default) for name in methods]
-    for table in () if methods else spec.get("rows", ()):
-        settings = C.undot((key, value) for key, value in table.items() if key not in ("label", "seeds"))
-        label = table.get("label") or settings.get("method", {}).get("name")
-        if not label:
-            raise UserError("compare.rows: each row needs a label or the name of a method")
-        found.append(Row(label, settings, _seeds(seeds or table.get("seeds", default))))
+        if key not in ("seeds", "rows", "columns"):
+            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns)")
+    over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
+    default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
+    columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
+    named = [_Part(name, {"method": {"name": name}}, {}, None) for name in methods]
+    found = []
+    for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
+        for column in columns:
+            if mini is not None and (row.mini is None or column.mini is None):
+                continue
+            own = default if mini is not None or row.seeds is None else _seeds(seeds or row.seeds)
+            scale = () if mini is None else (C.undot(over.items()), column.mini or {}, row.mini or {})
+            label = f"{row.label}, {column.label}" if column.label else row.label
+            found.append(Row(label, row.settings, own, column.settings, scale))
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
     slugs = [row.slug for row in found]
-    for row in found:
-        if slugs.count(row.slug) > 1:
-            raise UserError(f'compare: each row needs a label of its own, and "{row.label}" is there twice')
+    for one in found:
+        if slugs.count(one.slug) > 1:
+            raise UserError(f'compare: each row needs a label of its own, and "{one.label}" is there twice')
     return found
+
+
+class _Part(NamedTuple):
+    """A row or a column as a file has it."""
+
+    label: str
+    settings: Table
+    mini: Table | None  # None: not at the small scale
+    seeds: Any
+
+
+def _part(table: Mapping[str, Any], kind: str) -> _Part:
+    settings = C.undot((key, value) for key, value in table.items() if key not in ("label", "seeds", "mini"))
+    label = table.get("label") or (settings.get("method", {}).get("name") if kind == "rows" else None)
+    if not label:
+        raise UserError(f"compare.{kind}: each needs a label" + " or the name of a method" * (kind == "rows"))
+    mini = table.get("mini", {})
+    if not isinstance(mini, Mapping) and mini is not False:
+        raise UserError(f'compare.{kind}: mini = {mini!r} of "{label}" must be a table of settings, or false')
+    return _Part(label, settings, C.undot(mini.items()) if mini is not False else None, table.get("seeds"))
 
 
 def _seeds(values: Any) -> tuple[int, ...]:
@@ -78,7 +118,9 @@ def _seeds(values: Any) -> tuple[int, ...]:
 
 
 def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) -> list[Job]:
-    """All runs, validated before the first one starts: every row with its first seed, then the second seeds."""
+    """All runs, validated before the first one starts: every row with its first seed, then the second seeds.
+
+    Of the common settings the first table is the file's, over which columns go; the others are given besides."""
     base = C.make(*common)
     split = base.seed if base.partition.seed is None else base.partition.seed
     jobs = []
@@ -91,8 +133,75 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) ->
                     "seed": seed,
                     "partition": {"seed": split, **row.settings.get("partition", {})},
                 }
-                jobs.append(Job(row, seed, C.make(*common, settings), out / f"{row.slug}-seed{seed}"))
+                tables = [*common[:1], row.column, *common[1:], settings]
+                config = C.make(shrunk(tables, row.mini, common[1:]) if row.mini else merged(tables))
+                jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
     return jobs
+
+
+def small_scale(source: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> Table:
+    """The settings of one run at the small scale of its file; `tables`: the file's settings and what is given."""
+    mini = small(source[0] if source else {}, True) or {}
+    return shrunk(tables, [C.undot((key, v) for key, v in mini.items() if key != "seeds")], tables[1:])
+
+
+def merged(tables: Iterable[Mapping[str, Any]]) -> Table:
+    made: Table = {}
+    for table in tables:
+        made = C.merge(made, table)
+    return made
+
+
+def shrunk(
+    tables: Iterable[Mapping[str, Any]], mini: Iterable[Mapping[str, Any]], given: Iterable[Mapping[str, Any]] = ()
+) -> Table:
+    """The tables' settings with those of the mini scale over them. What is given besides wins where both say
+    something."""
+    made, over = merged(tables), merged(given)
+    for table in mini:
+        for key, value in table.items():
+            if key not in C.SECTIONS:
+                made[key] = over.get(key, value)
+                continue
+            section = {k: over.get(key, {}).get(k, v) for k, v in C.undot([(key, value)])[key].items()}
+            made = C.merge(made, {key: {"name": section["name"]}} if "name" in section else {})
+            made = C.merge(made, {key: _applicable(key, section, made.get(key, {}))})
+    return made
+
+
+def _applicable(section: str, settings: Table, old: Mapping[str, Any]) -> Table:
+    """Those of the settings that this method or partition has. Nobody has the others: a mistake."""
+    if section not in ("method", "partition"):
+        return settings
+    name = old.get("name") or C.SECTIONS[section].model_fields["name"].default
+    if section == "method":
+        own, known = set(M.fields(name)), _method_settings()
+    else:
+        own = set(PARTITIONS[name].model_fields) if name in PARTITIONS else set()
+        known = frozenset(key for kind in PARTITIONS.values() for key in kind.model_fields)
+    always = {"name", "seed", "file"} if section == "partition" else {"name"}
+    for key in settings:
+        if key not in known | own | always:
+            raise UserError(f"mini.{section}.{key} is not a setting of any {section}{nearest(key, known)}")
+    return {key: value for key, value in settings.items() if key in own | always}
+
+
+@cache
+def _method_settings() -> frozenset[str]:
+    """Of any method and plug-in."""
+    kinds = [*M.PROMPTS.values(), *(kind for kind, _ in M.TUNINGS.values())]
+    named = {key for name in (*M.METHODS, *M.ALIASES) for key in M.fields(name)}
+    return frozenset(named | {key for kind in kinds for key in kind.model_fields})
+
+
+def small(source: Mapping[str, Any], wanted: bool) -> Table | None:
+    """A file's [mini], if it is wanted."""
+    if not wanted:
+        return None
+    mini = source.get("mini")
+    if not isinstance(mini, Mapping) or not mini:
+        raise UserError("--mini needs a file with a [mini] table, the settings of its small scale")
+    return dict(mini)
 
 
 def take(job: Job, view: View | None = None) -> Result | None:
@@ -115,15 +224,18 @@ def compare(
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
     out: str | Path,
+    mini: bool = False,
     **settings: Any,
 ) -> dict[str, list[Result]]:
-    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`.
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: at the small
+    scale that the file has besides.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
     source = C.read(preset) if preset else {}
     common = [without_compare(source), C.undot(settings.items())]
-    jobs = plan(common, rows(source.get("compare", {}), methods, seeds), Path(out))
+    found = rows(source.get("compare", {}), methods, seeds, small(source, mini))
+    jobs = plan(common, found, Path(out))
     for job in jobs:
         take(job)
     results = collect(jobs)

@@ -18,6 +18,8 @@ class Entry:
     title: str
     classes: int
     size: int  # images become size x size
+    images: int | None = None  # of all splits that are pooled, where it is known
+    domains: int = 0  # or sites; 0: it has none
     mean: Channels = _PHOTO_MEAN
     std: Channels = _PHOTO_STD
     hub: str | None = None
@@ -44,6 +46,7 @@ CATALOGUE: dict[str, Entry] = {
         title="Handwritten digits of scikit-learn",
         classes=10,
         size=32,
+        images=1_797,
         mean=_HALF,
         std=_HALF,
         notes="comes with scikit-learn: 1,797 grey images of 8 x 8, no download",
@@ -52,6 +55,7 @@ CATALOGUE: dict[str, Entry] = {
         title="MNIST",
         classes=10,
         size=32,
+        images=70_000,
         mean=(0.1307,) * 3,
         std=(0.3081,) * 3,
         hub="ylecun/mnist",
@@ -61,6 +65,7 @@ CATALOGUE: dict[str, Entry] = {
         title="Fashion-MNIST",
         classes=10,
         size=32,
+        images=70_000,
         mean=(0.2860,) * 3,
         std=(0.3530,) * 3,
         hub="zalando-datasets/fashion_mnist",
@@ -72,6 +77,7 @@ CATALOGUE: dict[str, Entry] = {
         title="notMNIST (letters A to J)",
         classes=10,
         size=32,
+        images=18_750,
         mean=_HALF,
         std=_HALF,
         hub="anubhavmaity/notMNIST",
@@ -82,6 +88,7 @@ CATALOGUE: dict[str, Entry] = {
         title="Street View House Numbers",
         classes=10,
         size=32,
+        images=99_289,
         mean=(0.4377, 0.4438, 0.4728),
         std=(0.1980, 0.2010, 0.1970),
         hub="ufldl-stanford/svhn",
@@ -94,6 +101,7 @@ CATALOGUE: dict[str, Entry] = {
         title="CIFAR-10",
         classes=10,
         size=32,
+        images=60_000,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         hub="uoft-cs/cifar10",
@@ -104,6 +112,8 @@ CATALOGUE: dict[str, Entry] = {
         title="CIFAR-100",
         classes=100,
         size=32,
+        images=60_000,
+        domains=20,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
         hub="uoft-cs/cifar100",
@@ -116,6 +126,7 @@ CATALOGUE: dict[str, Entry] = {
         title="Tiny-ImageNet",
         classes=200,
         size=64,
+        images=110_000,
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2302, 0.2265, 0.2262),
         hub="zh-plus/tiny-imagenet",
@@ -126,15 +137,19 @@ CATALOGUE: dict[str, Entry] = {
         title="Caltech-101",
         classes=101,
         size=224,
+        images=8_677,
         hub="flwrlabs/caltech101",
         label_column="label",
         notes="without the background class",
     ),
-    "dtd": Entry(title="Describable Textures", classes=47, size=224, hub="tanganke/dtd", label_column="label"),
+    "dtd": Entry(
+        title="Describable Textures", classes=47, size=224, images=5_640, hub="tanganke/dtd", label_column="label"
+    ),
     "eurosat": Entry(
         title="EuroSAT, RGB",
         classes=10,
         size=64,
+        images=27_000,
         hub="blanchon/EuroSAT_RGB",
         label_column="label",
     ),
@@ -142,34 +157,39 @@ CATALOGUE: dict[str, Entry] = {
         title="FGVC-Aircraft, variants",
         classes=100,
         size=224,
+        images=10_000,
         hub="HuggingFaceM4/FGVC-Aircraft",
         label_column="variant",
         notes="dataset.label_column=family or manufacturer gives coarser classes",
     ),
-    "food101": Entry(title="Food-101", classes=101, size=224, hub="ethz/food101", label_column="label"),
+    "food101": Entry(title="Food-101", classes=101, size=224, images=101_000, hub="ethz/food101", label_column="label"),
     "flowers102": Entry(
         title="Oxford Flowers-102",
         classes=102,
         size=224,
+        images=8_189,
         hub="dpdl-benchmark/oxford_flowers102",
         label_column="label",
     ),
     "oxford-pets": Entry(
-        title="Oxford-IIIT Pets", classes=37, size=224, hub="timm/oxford-iiit-pet", label_column="label"
+        title="Oxford-IIIT Pets", classes=37, size=224, images=7_349, hub="timm/oxford-iiit-pet", label_column="label"
     ),
     "stanford-cars": Entry(
-        title="Stanford Cars", classes=196, size=224, hub="tanganke/stanford_cars", label_column="label"
+        title="Stanford Cars", classes=196, size=224, images=16_185, hub="tanganke/stanford_cars", label_column="label"
     ),
     "ucf101": Entry(
         title="UCF-101, middle frames",
         classes=101,
         size=224,
+        images=13_320,
         manual="get the UCF-101 videos, save the middle frame of each, " + _LAY_OUT + " class/*.jpg",
     ),
     "office-caltech10": Entry(
         title="Office-Caltech10",
         classes=10,
         size=224,
+        images=2_533,
+        domains=4,
         manual="get the images of the 10 classes that Office-31 and Caltech-256 share, "
         + _LAY_OUT
         + " domain/class/*.jpg with the domains amazon, caltech, dslr and webcam",
@@ -178,6 +198,8 @@ CATALOGUE: dict[str, Entry] = {
         title="DomainNet",
         classes=345,
         size=224,
+        images=586_575,
+        domains=6,
         hub="wltjr1007/DomainNet",
         label_column="label",
         domain_column="domain",
@@ -187,6 +209,7 @@ CATALOGUE: dict[str, Entry] = {
         title="DomainNet, the 10 classes of federated studies",
         classes=10,
         size=224,
+        domains=6,
         hub="wltjr1007/DomainNet",
         label_column="label",
         domain_column="domain",
@@ -210,10 +233,32 @@ CATALOGUE: dict[str, Entry] = {
         + _LAY_OUT
         + " class/*.jpg, or client/{train,test}/class/*.jpg together with other collections as clients",
     ),
+    "dermoscopic-fl": Entry(
+        title="Dermoscopic-FL: four sites of HAM10000 and MSK, three lesions",
+        classes=3,
+        size=224,
+        images=10_490,
+        domains=4,
+        manual="get HAM10000 and the MSK collections with their diagnoses, "
+        + _LAY_OUT
+        + " client/{train,test}/class/*.jpg",
+    ),
+    "five-dataset": Entry(
+        title="SVHN, CIFAR-10, notMNIST, Fashion-MNIST and MNIST as one",
+        classes=50,
+        size=224,
+        images=318_039,
+        domains=5,
+        manual="save the images of the five datasets, "
+        + _LAY_OUT
+        + " domain/class/*.png with fifty different names of classes",
+    ),
     "shapes": Entry(
         title="Drawn shapes in eight styles",
         classes=16,
         size=32,
+        images=9_600,
+        domains=8,
         mean=_HALF,
         std=_HALF,
         notes="made in seconds: 9,600 pictures, the styles are domains; clip-mini was trained on five of them",

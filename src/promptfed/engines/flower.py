@@ -1,0 +1,331 @@
+"""Clients on Flower's nodes: the same requests and answers as on this machine, over a Grid."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..client import Score
+from ..errors import UserError
+from ..host import parse_score
+from ..method import Update
+from ..params import Params
+from ..wire import pack
+from . import flower_wire as wire  # first: it tells Flower to keep quiet
+from .base import ONCE, Scores
+
+# isort: split
+from flwr.app import Array, Message
+from flwr.serverapp import Grid
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What every node must agree with, and what its answers are held against."""
+
+    clients: int  # they are 0 to clients - 1
+    classes: int
+    shared: Params  # names and types of what goes up
+    fingerprint: dict[str, str]
+    domains: int = 0  # columns of a table of groups; 0: there are none
+
+
+@dataclass(frozen=True)
+class _Under:
+    """A request under way."""
+
+    client: int
+    deadline: float
+    received: int  # bytes
+    digests: tuple[str, ...]  # of what it is sent once, with this or before
+
+
+_Reply = tuple[dict[str, Any], list[Params], list[int], int] | str  # note, tensors, bytes of them, received; or why not
+
+
+class FlowerClients:
+    """Asks nodes over a Grid. Whoever does not answer in time is left out; whoever answers with an error, too, and why.
+
+    `timeout`: seconds an answer may take; none: for ever.
+    `poll`: seconds between looks for answers.
+    `window`: requests under way at once; none: all. Messages exist only for these.
+    `patience`: seconds in which all nodes must be there at the start.
+    `strict`: whether it is an error if all that were asked fail: in a simulation the fault is then in the method.
+    `alive`: called while waiting; raises if waiting has become pointless.
+    `stop`: called by close().
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        expected: Expected,
+        *,
+        timeout: float | None = None,
+        poll: float = 1.0,
+        window: int | None = None,
+        patience: float = 120.0,
+        strict: bool = False,
+        alive: Callable[[], None] = lambda: None,
+        stop: Callable[[], None] = lambda: None,
+        limits: wire.Limits = wire.LIMITS,
+    ) -> None:
+        self._grid, self._expected, self._limits = grid, expected, limits
+        self._timeout, self._poll, self._window, self._strict = timeout, poll, window, strict
+        self._alive, self._stop = alive, stop
+        self._nodes: dict[int, int] = {}  # client -> node
+        self._sizes = dict.fromkeys(range(expected.clients), 0)
+        self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
+        self._delivered: set[tuple[int, str]] = set()
+        self._refused: set[int] = set()  # nodes that will not fit later either
+        self._patience = patience
+        self._meet()
+
+    def ids(self) -> list[int]:
+        return list(self._sizes)
+
+    def sizes(self) -> dict[int, int]:
+        return self._sizes
+
+    def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
+        found: dict[int, Params] = {}
+        for client, reply in self._ask({client: {} for client in clients}, {"ask": "enroll"}):
+            if isinstance(reply, str):
+                raise UserError(f"client {client} cannot be enrolled: {reply}")
+            found[client] = reply[1][0]
+        for client in clients:
+            if client not in found:
+                raise UserError(f"client {client} cannot be enrolled: no answer; resume the run when its node is there")
+        return {client: found[client] for client in clients}
+
+    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
+        updates, scores, failed = [], [], []
+        for client, reply in self._ask(sent, {"ask": "train", "round": round, "score": score}):
+            if isinstance(reply, str):
+                failed.append(reply)
+                updates.append(Update(client, sent[client], {}, 0, error=reply))
+                continue
+            note, (tensors,), (size,), received = reply
+            one = note["clients"][0]
+            up = {name.removeprefix("up/"): v for name, v in tensors.items() if name.startswith("up/")}
+            stats = {name.removeprefix("stats/"): v for name, v in tensors.items() if name.startswith("stats/")}
+            error = one.get("error", "")
+            if not error and any(up[name].dtype != p.dtype for name, p in self._expected.shared.items() if name in up):
+                error = "other types than the shared parameters"
+            if "after_local" in one:
+                scores.append(self._scores(client, one["after_local"], one["passes"]))
+            updates.append(
+                Update(
+                    client=client,
+                    sent=sent[client],
+                    up=up,
+                    n=one["n"],
+                    stats=stats,
+                    loss=one.get("loss", float("nan")),
+                    passes=one["passes"],
+                    bytes_down=received,
+                    bytes_up=size,
+                    error=error,
+                )
+            )
+        self._all_failed(failed, sent)
+        return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
+
+    def settle(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
+        answers = self._ask(sent, {"ask": "settle", "round": round})
+        return {client: reply[3] for client, reply in answers if not isinstance(reply, str)}
+
+    def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
+        # What was learnt in this round counts: the clients stand as they will at the start of the next one.
+        note = {"ask": "evaluate", "round": round + 1, "pooled": pooled, "after_local": after_local}
+        found, failed = [], []
+        for client, reply in self._ask(sent, note):
+            if isinstance(reply, str):
+                failed.append(reply)
+            else:
+                one = reply[0]["clients"][0]
+                found.append(self._scores(client, one, one["passes"]))
+        self._all_failed(failed, sent)
+        return sorted(found, key=lambda s: s.client)
+
+    def close(self) -> None:
+        self._stop()
+
+    def _all_failed(self, failed: Sequence[str], sent: Mapping[int, Params]) -> None:
+        if self._strict and failed and len(failed) == len(sent):
+            raise UserError(f'engine.name = "flower": every client failed; the first with: {failed[0]}')
+
+    # ---- who is there
+
+    def _meet(self) -> None:
+        """Waits for all nodes, and learns which client each of them is."""
+        count, patience = self._expected.clients, self._patience
+        until = time.monotonic() + patience
+        while len(there := set(self._grid.get_node_ids())) < count:
+            self._alive()
+            if time.monotonic() > until:
+                raise UserError(f'engine.name = "flower": {len(there)} of {count} nodes are there after {patience:g} s')
+            time.sleep(min(self._poll, 0.1))
+        for node, found in self._identify(sorted(there)).items():
+            why = found if isinstance(found, str) else self._unwelcome(*found)
+            if why:
+                raise UserError(f"node {node} cannot take part: {why}")
+        if len(self._nodes) < count:
+            missing = ", ".join(str(client) for client in self._sizes if client not in self._nodes)
+            raise UserError(f'engine.name = "flower": no node is client {missing}')
+
+    def _present(self) -> dict[int, int]:
+        """The clients whose nodes are there. One that has come back under another number is known again."""
+        there = set(self._grid.get_node_ids())
+        for node, found in self._identify(sorted(there - set(self._nodes.values()) - self._refused)).items():
+            if isinstance(found, str):
+                continue  # it is asked again next time
+            why = self._unwelcome(*found)
+            if why:
+                warnings.warn(f"node {node} cannot take part: {why}", stacklevel=2)
+                # A place is given away only when the node that had it is gone, which may yet be.
+                if found[0] not in self._nodes:
+                    self._refused.add(node)
+        return {client: node for client, node in self._nodes.items() if node in there}
+
+    def _unwelcome(self, client: int, n: int, fingerprint: dict[str, str], node: int) -> str:
+        """Takes a node in, or says why not."""
+        expected = self._expected
+        if client not in self._sizes:
+            return f"it says it is client {client}, and there are clients 0 to {expected.clients - 1}"
+        if self._nodes.get(client) in set(self._grid.get_node_ids()):
+            return f"it says it is client {client}, as does node {self._nodes[client]}"
+        other = [part for part, value in expected.fingerprint.items() if fingerprint.get(part) != value]
+        if other:
+            return f"client {client} has another {' and another '.join(other)} than the server"
+        self._nodes[client], self._sizes[client] = node, n
+        self._delivered = {(c, digest) for c, digest in self._delivered if c != client}
+        return ""
+
+    def _identify(self, nodes: Sequence[int]) -> dict[int, tuple[int, int, dict[str, str], int] | str]:
+        """-> of each node: client, samples, fingerprint and the node again; or what is wrong."""
+        found: dict[int, tuple[int, int, dict[str, str], int] | str] = dict.fromkeys(nodes, "no answer")
+        timeout = min(self._patience, self._timeout or self._patience)
+        hello = wire.write({"ask": "identify"}, [])
+        for node, reply in self._exchange("identify", nodes, lambda node: (node, hello, 0, ()), timeout):
+            if isinstance(reply, str):
+                found[node] = reply
+            else:
+                found[node] = (reply[0]["client"], reply[0]["n"], reply[0]["fingerprint"], node)
+        return found
+
+    # ---- messages
+
+    def _ask(self, sent: Mapping[int, Params], note: dict[str, Any]) -> Iterator[tuple[int, _Reply]]:
+        """Asks, the largest clients first. Those that are not there or do not answer in time are left out."""
+        nodes = self._present()
+        clients = sorted((c for c in sent if c in nodes), key=lambda client: (-self._sizes[client], client))
+        packed: dict[int, Array] = {}  # the last one by the id of what is sent: all clients are often sent one object
+        new: dict[str, Array] = {}  # by digest
+        large_too = note["ask"] == "train" or note.get("after_local")  # nobody else trains on what is sent once
+
+        def make(client: int) -> tuple[int, Any, int, tuple[str, ...]]:
+            down = sent[client]
+            large = {name: p for name, p in down.items() if name.startswith(ONCE)}
+            if id(down) not in packed:
+                packed.clear()
+                rest = {name: p for name, p in down.items() if name not in large}
+                packed[id(down)] = wire.array(pack(rest))
+            once = {name.removeprefix(ONCE): self._digest(name, p) for name, p in large.items()} if large_too else {}
+            blobs, places = [packed[id(down)]], {}
+            for name, digest in once.items():
+                if (client, digest) not in self._delivered and digest not in places:
+                    if digest not in new:
+                        new[digest] = wire.array(pack({name: down[ONCE + name]}))
+                    places[digest] = len(blobs)
+                    blobs.append(new[digest])
+            whole = {**note, "clients": [client], "blob": [0], "once": [once], "new": places}
+            return nodes[client], wire.write(whole, blobs), sum(len(b.data) for b in blobs), tuple(once.values())
+
+        return self._exchange(note["ask"], clients, make, self._timeout, str(note.get("round", "")))
+
+    def _exchange(
+        self,
+        ask: str,
+        clients: Sequence[int],
+        make: Callable[[int], tuple[int, Any, int, tuple[str, ...]]],
+        timeout: float | None,
+        group: str = "",
+    ) -> Iterator[tuple[int, _Reply]]:
+        """Sends what make() gives for each client (node, content, bytes, digests), and yields answers as they come."""
+        queue, waiting = list(reversed(clients)), dict[str, _Under]()
+        while queue or waiting:
+            while queue and (self._window is None or len(waiting) < self._window):
+                client = queue.pop()
+                node, content, received, digests = make(client)
+                # No node works on a message, nor is its answer kept, that nobody waits for any more.
+                message = Message(content, node, wire.TYPES[ask], ttl=timeout, group_id=group)
+                ids = [i for i in self._grid.push_messages([message]) if i]
+                if ids:
+                    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+                    waiting[ids[0]] = _Under(client, deadline, received, digests)
+                else:
+                    yield client, "its node takes no messages"
+            self._alive()
+            replies = list(self._grid.pull_messages(list(waiting))) if waiting else []
+            for message in replies:
+                under = waiting.pop(message.metadata.reply_to_message_id, None)
+                if under is not None:
+                    yield under.client, self._read(message, ask, under)
+            now = time.monotonic()
+            waiting = {i: under for i, under in waiting.items() if under.deadline > now}
+            if waiting and not replies:
+                time.sleep(self._poll)
+
+    def _read(self, message: Message, ask: str, under: _Under) -> _Reply:
+        """An answer, or why there is none. Nothing in it can raise."""
+        try:
+            if message.has_error():
+                raise UserError(_line(f"{message.error.reason or 'error'} (code {message.error.code})"))
+            note, blobs = wire.read_answer(message.content, ask, self._limits)
+            if "error" in note:
+                raise UserError(_line(note["error"]))
+            tensors = [wire.tensors(blob, self._limits) for blob in blobs]
+            for one in note.get("clients", []):
+                self._check(one, under.client)
+        except UserError as error:
+            # It may have lost what it was sent once: that is sent again.
+            self._delivered = {(c, digest) for c, digest in self._delivered if c != under.client}
+            return str(error)
+        self._delivered.update((under.client, digest) for digest in under.digests)
+        return note, tensors, [len(blob) for blob in blobs], under.received
+
+    def _check(self, one: dict[str, Any], client: int) -> None:
+        if one["client"] != client:
+            raise wire.Malformed(f"it answers for client {one['client']}")
+        for score in (part for parts in (one, one.get("after_local", {})) for part in map(parts.get, _PARTS) if part):
+            if any(len(score[name]) != self._expected.classes for name in ("tp", "fp", "fn")):
+                raise wire.Malformed("scores of another number of classes")
+        if any(len(row) != self._expected.domains for row in one.get("groups", [])):
+            raise wire.Malformed("groups over another number of domains")
+
+    def _scores(self, client: int, note: dict[str, Any], passes: int) -> Scores:
+        parts: dict[str, Score] = {name: parse_score(note[name]) for name in _PARTS if name in note}
+        groups = None
+        if "groups" in note:
+            groups = np.array(note["groups"], np.int64).reshape(len(note["groups"]), self._expected.domains)
+        return Scores(client, parts, passes, groups)
+
+    def _digest(self, name: str, p: Tensor) -> str:
+        if id(p) not in self._digests:
+            self._digests[id(p)] = (p, sha256(pack({name.removeprefix(ONCE): p})).hexdigest())
+        return self._digests[id(p)][1]
+
+
+_PARTS = ("val", "test", "global")
+
+
+def _line(text: str) -> str:
+    """One line of what a node says, of bounded length."""
+    return " ".join(text.split())[:500]

@@ -1,0 +1,145 @@
+"""The client's end of a Flower federation: one ClientApp that answers for any method, through a Host.
+
+Flower may start a fresh process for every message, and forgets a node's Context between runs: nothing is kept in
+either. What a client remembers is in the Host's store on its own disk. A node is one client.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from logging import ERROR
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import methods
+from ..build import host_from
+from ..data import Dataset
+from ..errors import UserError
+from ..frozen import normalisation
+from ..host import Host
+from ..host import Message as Said
+from ..method import Method
+from ..models import Model
+from . import flower_wire as wire  # first: it tells Flower to keep quiet
+
+# isort: split
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+Find = Callable[[Context], tuple[Host, int]]  # where a node's data are, and which client it is
+
+
+def client_app(find: Find) -> ClientApp:
+    app = ClientApp()
+    handle = partial(answer, find)
+    for kind in wire.TYPES.values():
+        category, action = kind.split(".")
+        getattr(app, category)(action)(handle)
+    return app
+
+
+def answer(find: Find, message: Message, context: Context) -> Message:
+    """Never raises: what is wrong is answered in one sentence, so that the server can record it."""
+    try:
+        note, blobs = _answered(find, message, context)
+    except UserError as error:
+        note, blobs = {"error": str(error)[:2000]}, []
+    except Exception as error:
+        # The sentence of an exception may quote data, so it stays here.
+        log(ERROR, "%s", traceback.format_exc())
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}, line {at.lineno}"
+        note, blobs = {"error": f"{type(error).__name__} in {where}; the node's log says more"}, []
+    return Message(wire.write(note, [wire.array(blob) for blob in blobs]), reply_to=message)
+
+
+def _answered(find: Find, message: Message, context: Context) -> Said:
+    note, blobs = wire.read_request(message.content)
+    if message.metadata.message_type != wire.TYPES[note["ask"]]:
+        raise wire.Malformed(f'malformed message: "{note["ask"]}" is asked in a message of another type')
+    host, client = find(context)
+    sites = host.federation.sites
+    if not 0 <= client < len(sites):
+        raise UserError(f"this node is client {client}, and its partition has clients 0 to {len(sites) - 1}")
+    if note["ask"] == "identify":
+        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed)
+        return {"client": client, "n": len(sites[client].train), "fingerprint": about}, []
+    if note["clients"] != [client]:
+        raise UserError(f"client {note['clients'][0]} is asked, and this node is client {client}")
+    for digest, place in note["new"].items():
+        if sha256(blobs[place]).hexdigest() != digest:
+            raise wire.Malformed("malformed message: a blob that is sent once has another digest than it says")
+    for blob in blobs:
+        wire.tensors(blob)
+    return host(note, blobs)
+
+
+def fingerprint(method: Method, model: Model, dataset: Dataset, seed: int) -> dict[str, str]:
+    """What must be the same at every node and at the server, since it is never sent."""
+    weights = sha256()
+    for name, p in sorted(model.weights.items()):
+        weights.update(f"{name} {p.dtype} {tuple(p.shape)} ".encode())
+        weights.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    scale = [v.flatten().tolist() for v in normalisation(model, dataset, torch.device("cpu"))]
+    kind, layers = type(method), [type(layer).__qualname__ for layer in methods.everything(method.tuning)]
+    parts: dict[str, Any] = {
+        "backbone": [model.name, weights.hexdigest()],
+        "preprocessing": [list(dataset.images.shape[1:]), scale],
+        "class list": list(dataset.classes),
+        "method": [kind.__module__, kind.__qualname__, layers, methods.settings(method)],
+        "seed": seed,
+    }
+    texts = {part: json.dumps(value, sort_keys=True, default=str) for part, value in parts.items()}
+    return {part: sha256(text.encode()).hexdigest() for part, text in texts.items()}
+
+
+# ---- where a node's data are
+
+_hosts: dict[str, Host] = {}  # of this process: at most one, by its description
+
+
+def hosted(description: str) -> Host:
+    """The host of a JSON description (build.host_from), made once in a process. A model is not loaded per message."""
+    if description not in _hosts:
+        forget()
+        given = json.loads(description)
+        # Not in place of Ray's own entries, as a worker process does it, but behind them.
+        sys.path.extend(entry for entry in given.get("path", []) if entry not in sys.path)
+        _hosts[description] = host_from(given)
+    return _hosts[description]
+
+
+def forget() -> None:
+    """Closes the host of this process."""
+    for host in _hosts.values():
+        host.close()
+    _hosts.clear()
+
+
+def simulated(file: str, context: Context) -> tuple[Host, int]:
+    """In a simulation one host, described in a file of the run, serves all clients; Flower numbers the nodes."""
+    return hosted(Path(file).read_text()), int(context.node_config["partition-id"])
+
+
+def at_site(context: Context) -> tuple[Host, int]:
+    """At a site the node's own configuration names a JSON file: a description, and which client this is.
+
+    No message says where anything is: a server cannot make a node open files of its choice.
+    """
+    place = context.node_config.get("site")
+    if not isinstance(place, str):
+        raise UserError('this node\'s --node-config has no site="..." that names its description')
+    try:
+        given = json.loads(Path(place).read_text())
+        client = int(given.pop("client"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"this node's description cannot be read ({type(error).__name__})") from None
+    return hosted(json.dumps(given)), client
