@@ -107,6 +107,12 @@ def test_published_numbers() -> None:
     assert one("pfedpg/table1.toml", "FedVPT-D, Office-Caltech10").up == 9_216
     assert one("pfedpg/table1.toml", "FedAvg, Office-Caltech10").up == 85_806_346
     assert one("pfedpg/table1.toml", "pFedPG, DomainNet").passes is None
+    for table, row, domains in (("pfedpg/table4", "MLP", (4, 6)), ("pfedpg/table5", "K=5", (4, 6))):
+        found = [one(f"{table}.toml", f"{row}, {name}").clients for name in ("Office-Caltech10", "DomainNet")]
+        assert tuple(found) == domains
+    assert one("sgpt/table2.toml", "SGPT, DomainNet").clients == 6
+    assert one("sgpt/table1.toml", "SGPT, Five-Dataset").clients == 20
+    assert one("pfedpg/table3.toml", "pFedPG").clients == 4
     assert one("pfedpt/table5.toml", "FedAvg, IID").up == 85_806_346
     assert one("pfedpt/table1.toml", "FedAvg, CIFAR-10, Dirichlet, CNN").up == 815_892
     ours = one("dp2fl/table2.toml", "DP2FL, DTD")

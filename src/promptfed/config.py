@@ -165,7 +165,7 @@ class Config(_Section):
     def complete(self) -> Table:
         """All settings, with the ones that were left to their defaults."""
         table = self.model_dump(mode="json")
-        return {**table, "method": self.method.complete(), "partition": _plain(self.partition.complete())}
+        return {**table, "method": _plain(self.method.complete()), "partition": _plain(self.partition.complete())}
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -71,7 +71,7 @@ def comparison(rows: Sequence[dict[str, Any]]) -> Table:
     title = "accuracy in %, of the last round; local: mean over clients"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for i in told:
-        table.add_column(HEADERS[i], justify="right" if i else "left", no_wrap=True)
+        table.add_column(HEADERS[i], justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for line in lines:
         table.add_row(*(line[i] for i in told))
     return table
