@@ -69,9 +69,10 @@ def comparison(rows: Sequence[dict[str, Any]]) -> Table:
     alike = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}}
     told = [i for i, header in enumerate(HEADERS) if {line[i] for line in lines} - alike.get(header, set())]
     title = "accuracy in %, of the last round; local: mean over clients"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for i in told:
-        table.add_column(HEADERS[i], justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    table.add_column(HEADERS[0], min_width=min(14, max(len(line[0]) for line in lines)), overflow="fold")
+    for i in told[1:]:
+        table.add_column(HEADERS[i], justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*(line[i] for i in told))
     return table
