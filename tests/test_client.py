@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from promptfed import client as client_module
 from promptfed.client import Samples, Score, Trained, Work, batches, evaluate, train
 from promptfed.method import Batch, Context, Method, Phase
-from promptfed.methods import METHODS, create
+from promptfed.methods import create
 from promptfed.models import Model
 from promptfed.models.cnn import cnn
 from promptfed.models.vit import vit
@@ -27,6 +27,7 @@ from tiny import (
     CLIENT,
     HEAD,
     IMAGE,
+    PLAIN,
     ROUND,
     SEED,
     arrays,
@@ -185,7 +186,7 @@ def test_stacked_clients_of_unequal_sizes_equal_plain_pytorch_loops(kind: str) -
 # ---- blocks
 
 SMALL = {"batch_size": 4, "epochs": 2, "lr": 0.1}
-CASES = [(name, {}) for name in METHODS] + [
+CASES = [(name, {}) for name in PLAIN] + [
     ("perfedavg", {"order": "second"}),
     ("pfedpt", {"prompt_size": 1}),
     ("pfedpt", {"prompt_size": 2, "prompt": "fixed-patch", "joint": True}),
@@ -239,7 +240,7 @@ def test_a_client_with_one_sample_is_trained_on_it() -> None:
     assert done.passes == 3
 
 
-@pytest.mark.parametrize("name", [*METHODS, "pfedpt", "moon+pt"])
+@pytest.mark.parametrize("name", [*PLAIN, "pfedpt", "moon+pt"])
 def test_a_client_without_samples_stands_still(name: str) -> None:
     own = {"prompt_size": 1} if "pt" in name else {"iterations": 20} if name == "fedmtl" else {}
     method = create(name, {**SMALL, **own})

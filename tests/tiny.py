@@ -15,6 +15,7 @@ from torch import Tensor
 from promptfed.client import Samples, Work
 from promptfed.host import Host
 from promptfed.method import Method
+from promptfed.methods import METHODS
 from promptfed.models import Model
 from promptfed.params import Params
 from promptfed.seeding import rng
@@ -24,6 +25,10 @@ torch.set_num_threads(1)
 
 Numbers = dict[str, np.ndarray]
 Gradient = Callable[[Numbers, np.ndarray, np.ndarray], Numbers]
+
+# Methods that train whatever weights there are, and need no first contact to do so.
+OTHER = ("fedmix", "fedem")
+PLAIN = [name for name, kind in METHODS.items() if kind.tuned is Method.tuned and name not in OTHER]
 
 IMAGE = (2, 5, 6)
 CLASSES = 3
