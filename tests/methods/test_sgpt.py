@@ -5,6 +5,7 @@ What keys do needs no network: they move by the key loss alone, which is written
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import promptfed
 from promptfed.client import Samples, Trained, Work, train
 from promptfed.errors import UserError
 from promptfed.method import Batch, Context, Method, Phase, Update
@@ -656,6 +658,23 @@ def test_settings_that_contradict(name: str, settings: dict[str, Any], message: 
     with pytest.raises(UserError, match=message) as caught:
         create(name, settings)
     assert "\n" not in str(caught.value)
+
+
+# ---- runs
+
+
+def test_a_run_without_groups_has_no_clustering(tmp_path: Path) -> None:
+    for training, groups in (("shared", False), ("bcd", True)):
+        done = promptfed.run(
+            method={"name": "sgpt", "training": training, "groups": 2, "epochs": 1},
+            dataset={"name": "shapes", "limit": 48},
+            partition="domain",
+            backbone="vit-mini",
+            rounds=1,
+            engine={"workers": 1},
+            out=tmp_path / training,
+        )
+        assert ("clustering" in done.metrics) is groups
 
 
 # ---- the suite

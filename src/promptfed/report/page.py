@@ -5,24 +5,23 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import shlex
-import tomllib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from .. import config as C
 from .. import record
-from ..comparison import count, size
 from ..errors import UserError
 from . import page_charts, page_data, page_images, style
 from .page_charts import Chart
-from .page_data import KINDS, Cell, Column, Entry, Found, Group
+from .page_data import Entry, Found, Group
+from .page_html import anchor, h2, listed, plain, swatch
 from .page_images import Drawn
+from .page_repeat import repeat
+from .page_table import percent, results
 
 LIMIT = 1_500_000  # bytes of a page
 _LEFT_OUT = 60  # rows of the table of clients that were left out
@@ -65,12 +64,12 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
         "data": _json(data),
     }
     parts = {
-        "Results": _results(found),
+        "Results": results(found),
         "Clients": _clients(charts.get("clients"), found),
         "Curves": _curves(curves, measures, found),
         "Communication": _communication(charts.get("communication"), found),
         "Left out": _left_out(found),
-        "Repeat": _repeat(found, out),
+        "Repeat": repeat(found, out),
     }
     spent = sum(len(one.encode()) for one in (*fixed.values(), *parts.values()))
     drawn, unseen = page_images.embed(page_images.find(found), LIMIT - spent - _ROOM)
@@ -83,10 +82,11 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
         "Repeat": parts["Repeat"],
     }
     shown = {name: text for name, text in shown.items() if text}
-    links = "".join(f'<a href="#{_id(name)}">{name}</a>' for name in shown)
+    links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name in shown)
     head = f'{_head(found)}<nav aria-label="Sections">{links}</nav>'
     body = _problems(problems) + "".join(
-        f'<section id="{_id(name)}" aria-labelledby="h-{_id(name)}">{text}</section>\n' for name, text in shown.items()
+        f'<section id="{anchor(name)}" aria-labelledby="h-{anchor(name)}">{text}</section>\n'
+        for name, text in shown.items()
     )
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     foot = f"<p>Made {made} with promptfed {escape(record.versions()['promptfed'])}. This file loads nothing.</p>"
@@ -110,18 +110,18 @@ def _head(found: Found) -> str:
     seeds = sorted({entry.seed for entry in found.entries})
     facts: dict[str, str] = {
         "methods": str(len(groups)) if len(groups) > 1 else first.label,
-        "seeds": f"{len(seeds)} ({_list(seeds)})",
-        "rounds": _list(sorted({entry.planned for entry in found.entries})),
-        "clients": _list(sorted({group.first.run.clients for group in groups})),
+        "seeds": f"{len(seeds)} ({listed(seeds)})",
+        "rounds": listed(sorted({entry.planned for entry in found.entries})),
+        "clients": listed(sorted({group.first.run.clients for group in groups})),
     }
     for name, section, key in (
         ("dataset", "dataset", "name"),
         ("partition", "partition", "name"),
         ("backbone", "backbone", "name"),
     ):
-        facts[name] = _list(dict.fromkeys(Path(str(group.option(section, key) or "–")).name for group in groups))
+        facts[name] = listed(dict.fromkeys(Path(str(group.option(section, key) or "–")).name for group in groups))
     shares = dict.fromkeys(group.first.run.settings.get("fraction") for group in groups)
-    facts["clients a round"] = _list(f"{100 * share:g} %" for share in shares if share is not None) or "–"
+    facts["clients a round"] = listed(f"{100 * share:g} %" for share in shares if share is not None) or "–"
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
     return f'<h1>{escape(title)}</h1><p class="lead">{_finding(found)}</p><dl class="facts">{cells}</dl>'
 
@@ -134,7 +134,7 @@ def _finding(found: Found) -> str:
     if not known:
         return "No round has been evaluated yet."
     (group, best), rest = known[0], known[1:]
-    told = f"{_percent(best)} %"
+    told = f"{percent(best)} %"
     if not rest:
         return f"Local accuracy {told}, mean over clients, last round."
     text = f"Highest local accuracy in the last round: <b>{escape(group.label)}</b>, {told}"
@@ -156,127 +156,6 @@ def _problems(problems: Sequence[str]) -> str:
     return f'<section class="problems" role="note"><h2>Not everything is there</h2><ul>{items}</ul></section>'
 
 
-# ---- the table
-
-
-def _results(found: Found) -> str:
-    known = {
-        kind
-        for entry in found.entries
-        for stage in entry.numbers.get("metrics", {}).values()
-        for kind in stage
-    }  # fmt: skip
-    options = "".join(
-        f'<label><input type="radio" name="rounds" value="{kind}"{" checked" if kind == "last" else ""}'
-        f"{'' if kind in known else ' disabled'}>{escape(title)}</label>"
-        for kind, title in KINDS.items()
-    )
-    switch = f'<fieldset class="switch"><legend>Which round is shown</legend>{options}</fieldset>'
-    tables = "".join(_table(found, kind) for kind in KINDS if kind == "last" or kind in known)
-    return (
-        f'{_h2("Results")}<p class="soft">Accuracies in per cent{_over(found)}. The best of a column is bold. '
-        f"Sort by a click on its head.</p>{switch}{tables}"
-    )
-
-
-def _over(found: Found) -> str:
-    most = max(len(group.entries) for group in found.groups)
-    return ", mean ± standard deviation over seeds" if most > 1 else "; one seed, so there is no spread"
-
-
-def _table(found: Found, kind: str) -> str:
-    shown = page_data.columns(found)
-    several = len(found.settings) > 1
-    looks = style.looks(group.label for group in found.groups)
-    grid = {group.label: {c.key: page_data.cell(group, c, kind) for c in shown} for group in found.groups}
-    order = sorted(found.groups, key=lambda group: -(_or(grid[group.label]["local"].mean, -1.0)))
-    best = {c.key: _best(c, [grid[group.label][c.key].mean for group in order]) for c in shown}
-    notes: dict[str, str] = {}
-
-    heads = [_header("label", "Method", "", "ascending", True)]
-    if several:
-        heads.append(_header("setting", "Setting", "", "ascending", True))
-    heads += [_header("seeds", "Seeds", "how many"), _header("round", "Round", "which round the numbers are of")]
-    heads += [_header(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending") for c in shown]
-    rows = []
-    for group in order:
-        look = looks[group.label]
-        label = escape(group.label)
-        cells = [
-            f'<th scope="row" data-value="{label}" title="{label}">{_swatch(look)}{label}</th>',
-            *(
-                [f'<td class="text" data-value="{escape(group.setting)}">{escape(group.setting)}</td>']
-                if several
-                else []
-            ),
-            f'<td data-value="{len(group.entries)}">{len(group.entries)}</td>',
-        ]
-        at = page_data.rounds(group, kind)
-        last = "".join(c if c.isdigit() else " " for c in at).split()
-        cells.append(f'<td data-value="{last[-1] if last else ""}">{escape(at)}</td>')
-        cells += [_cell(c, grid[group.label][c.key], best[c.key], notes) for c in shown]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    caption = f"Results of each method, {KINDS[kind]}"
-    legend = "".join(f"<li><sup>{mark}</sup> {escape(text)}</li>" for text, mark in notes.items())
-    hidden = "" if kind == "last" else " hidden"
-    table = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">'
-        f'<table class="headline" data-kind="{kind}" aria-label="{caption}"><thead><tr>{"".join(heads)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-    return f'<div data-rounds="{kind}"{hidden}>{table}' + (
-        f'<div class="notes"><ul>{legend}</ul></div></div>' if legend else "</div>"
-    )
-
-
-def _header(key: str, title: str, help: str, first: str = "descending", text: bool = False) -> str:
-    sort = "descending" if key == "local" else "none"
-    told = f' title="{escape(help)}"' if help else ""
-    return (
-        f'<th scope="col" data-key="{key}" data-first="{first}" aria-sort="{sort}"{" class=text" if text else ""}>'
-        f'<button type="button"{told}>{escape(title)}</button></th>'
-    )
-
-
-def _cell(column: Column, cell: Cell, best: float | None, notes: dict[str, str]) -> str:
-    mark = ""
-    if cell.why:
-        sign = notes.setdefault(cell.why, _letter(len(notes)))
-        mark = f"<sup>{sign}</sup>"
-    told = f' title="{escape(cell.why)}"' if cell.why else ""
-    if cell.mean is None:
-        return f'<td class="none" data-value=""{told}>–{mark}</td>'
-    top = ' class="best"' if best is not None and cell.mean == best else ""
-    std = "" if cell.std is None or column.kind != "percent" else f' <span class="std">±{100 * cell.std:.1f}</span>'
-    return f'<td{top} data-value="{cell.mean:.8g}"{told}>{_text(column, cell.mean)}{std}{mark}</td>'
-
-
-def _text(column: Column, value: float) -> str:
-    if column.kind == "percent":
-        return f"{100 * value:.1f}"
-    if column.kind == "bytes":
-        return size(value) if value else "0"
-    if column.kind == "count":
-        return count(value)
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def _best(column: Column, values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if len(known) < 2 or column.better <= 0:
-        return None
-    return max(known)
-
-
-def _letter(number: int) -> str:
-    return chr(97 + number) if number < 26 else str(number)
-
-
-def _percent(cell: Cell) -> str:
-    wide = "" if cell.std is None else f" ± {100 * cell.std:.1f}"
-    return f"{100 * _or(cell.mean, 0.0):.1f}{wide}"
-
-
 # ---- charts
 
 
@@ -289,7 +168,7 @@ def _legend(found: Found) -> str:
         return ""
     looks = style.looks(group.label for group in found.groups)
     items = "".join(
-        f'<li><button type="button" aria-pressed="true" data-label="{escape(label)}">{_swatch(look)}{escape(label)}'
+        f'<li><button type="button" aria-pressed="true" data-label="{escape(label)}">{swatch(look)}{escape(label)}'
         "</button></li>"
         for label, look in looks.items()
     )
@@ -297,15 +176,8 @@ def _legend(found: Found) -> str:
     return f'<ul class="legend" aria-label="Methods shown in the charts">{items}{every}</ul>'
 
 
-def _swatch(look: style.Look) -> str:
-    dashed = " dashed" if look.line == "--" else ""
-    return (
-        f'<span class="swatch{dashed}" data-colour="{look.colour}" style="--c:{look.colour}" aria-hidden="true"></span>'
-    )
-
-
 def _clients(chart: Chart | None, found: Found) -> str:
-    title = _h2("Clients")
+    title = h2("Clients")
     if not chart:
         return f'{title}<p class="soft">No client has been scored on test data of its own yet.</p>'
     many = any(len(group.entries) > 1 for group in found.groups)
@@ -318,7 +190,7 @@ def _clients(chart: Chart | None, found: Found) -> str:
 
 
 def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> str:
-    title = _h2("Curves", "Learning curves")
+    title = h2("Curves", "Learning curves")
     if not chart:
         return f'{title}<p class="soft">No round is on record.</p>'
     short = {"local": "local", "worst": "worst client", "global": "global", "after": "after local", "loss": "loss"}
@@ -342,7 +214,7 @@ def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> s
 
 
 def _communication(chart: Chart | None, found: Found) -> str:
-    title = _h2("Communication", "Communication against accuracy")
+    title = h2("Communication", "Communication against accuracy")
     if not chart:
         known = any(entry.numbers for entry in found.entries)
         why = "No method exchanges anything with a server." if known else "No round has been evaluated yet."
@@ -359,7 +231,7 @@ def _communication(chart: Chart | None, found: Found) -> str:
 
 
 def _left_out(found: Found) -> str:
-    title = _h2("Left out", "Clients left out of a round")
+    title = h2("Left out", "Clients left out of a round")
     many = max(len(group.entries) for group in found.groups) > 1
     rows: list[tuple[str, ...]] = []
     turns = 0
@@ -377,7 +249,7 @@ def _left_out(found: Found) -> str:
     heads = ("method", *(("seed",) if many else ()), "client", "rounds", "why")
     more = f" The first {_LEFT_OUT} of {len(rows)} rows are shown." if len(rows) > _LEFT_OUT else ""
     text = f"{turns} update{'s' if turns > 1 else ''} could not be used; the round went on without.{more}"
-    return f'{title}<p class="soft">{text}</p>{_plain(heads, rows[:_LEFT_OUT], "Clients left out")}'
+    return f'{title}<p class="soft">{text}</p>{plain(heads, rows[:_LEFT_OUT], "Clients left out")}'
 
 
 def _lost(entry: Entry) -> list[dict[str, Any]]:
@@ -408,7 +280,7 @@ def _partitions(found: Found) -> list[Group]:
 
 
 def _partition(groups: Sequence[Group], charts: Mapping[str, Chart], drawn: Sequence[Drawn]) -> str:
-    title = _h2("Partition", "Partition: who holds what")
+    title = h2("Partition", "Partition: who holds what")
     text = ""
     for i, group in enumerate(groups):
         chart = charts.get(f"samples-{i}")
@@ -427,7 +299,7 @@ def _partition(groups: Sequence[Group], charts: Mapping[str, Chart], drawn: Sequ
 
 
 def _analyses(drawn: Sequence[Drawn]) -> str:
-    return _h2("Analyses") + "".join(_figure(one) for one in drawn) if drawn else ""
+    return h2("Analyses") + "".join(_figure(one) for one in drawn) if drawn else ""
 
 
 def _pictures(drawn: Sequence[Drawn]) -> str:
@@ -438,7 +310,7 @@ def _pictures(drawn: Sequence[Drawn]) -> str:
     for of in dict.fromkeys(one.picture.of for one in drawn if one.picture.of):
         each = "".join(_figure(one) for one in drawn if one.picture.of == of)
         text += f"<details><summary>{escape(of)}</summary>{each}</details>"
-    return f'{_h2("Pictures")}<p class="soft">As they are in the folders, made smaller.</p>{text}'
+    return f'{h2("Pictures")}<p class="soft">As they are in the folders, made smaller.</p>{text}'
 
 
 def _figure(one: Drawn) -> str:
@@ -452,102 +324,13 @@ def _figure(one: Drawn) -> str:
         rows, number = page_images.table(picture.csv)
         if rows:
             some = f", the first {len(rows) - 1} of {number} rows" if number > len(rows) - 1 else ""
-            body = _plain(rows[0], rows[1:], picture.csv.name)
+            body = plain(rows[0], rows[1:], picture.csv.name)
             table = f"<details><summary>{escape(picture.csv.name)}{some}</summary>{body}</details>"
     text = f"<b>{escape(picture.caption)}</b>{of}.{note}{file}"
     return f'<figure><div class="picture" tabindex="0">{image}</div><figcaption>{text}</figcaption>{table}</figure>'
 
 
-# ---- to repeat it
-
-
-def _repeat(found: Found, out: Path) -> str:
-    words = ["promptfed", "report", *map(str, found.folders), "--out", str(out)]
-    text = (
-        f"{_h2('Repeat', 'To repeat it')}<p>A run is its configuration: save the one below as a file and start it. The "
-        "same versions and the same dataset (fingerprint) give the same numbers.</p>"
-        f"<p>This page:</p><pre>{escape(shlex.join(words))}</pre>"
-    )
-    return text + "".join(_recipe(group) for group in found.groups)
-
-
-def _recipe(group: Group) -> str:
-    settings = group.first.run.settings
-    seeds = [entry.seed for entry in group.entries]
-    commands = []
-    for entry in group.entries:
-        extra = "" if entry is group.first else f" seed={entry.seed}"
-        name = entry.run.folder.name
-        commands.append(
-            f"promptfed run {shlex.quote(group.first.run.folder.name)}.toml{extra} --out {shlex.quote(name)}"
-        )
-    numbers = group.first.numbers
-    data = numbers.get("dataset") or group.first.about.get("dataset") or {}
-    facts = {
-        "folder": ", ".join(str(entry.run.folder) for entry in group.entries),
-        "seed": _list(seeds),
-        "rounds": f"{group.first.done} of {group.first.planned}",
-        "dataset": f"{data.get('name', '–')}, {data.get('images', data.get('n', '–'))} images",
-        "dataset fingerprint": str(data.get("fingerprint") or "not on record: the run has no partition.json"),
-        "partition (sha256)": str(group.first.about.get("hash") or "not on record"),
-        "versions": _versions(group),
-    }
-    rows = "".join(f'<tr><th scope="row">{k}</th><td class="text wrap">{escape(v)}</td></tr>' for k, v in facts.items())
-    config = _toml(group.first) if settings else "config.toml is not in the folder"
-    return (
-        f"<details><summary>{escape(group.label)}</summary><pre>{escape(chr(10).join(commands))}</pre>"
-        f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
-        f"<details><summary>{escape(group.first.run.folder.name)}.toml: the complete configuration</summary>"
-        f"<pre>{escape(config)}</pre></details></details>"
-    )
-
-
-def _toml(entry: Entry) -> str:
-    file = entry.run.folder / "config.toml"
-    try:
-        text = file.read_text()
-        tomllib.loads(text)
-    except (OSError, ValueError):
-        return C.dump(entry.run.settings)
-    return text
-
-
-def _versions(group: Group) -> str:
-    told = [entry.numbers.get("versions") for entry in group.entries]
-    known = [one for one in told if one]
-    if not known:
-        return "not on record: they are written when a run is finished"
-    text = ", ".join(f"{name} {version}" for name, version in known[0].items())
-    return text if all(one == known[0] for one in told) else f"{text}; other seeds differ or are not on record"
-
-
 # ---- small things
-
-
-def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
-    head = "".join(f'<th scope="col" class="text">{escape(one)}</th>' for one in heads)
-    body = "".join("<tr>" + "".join(f'<td class="text">{escape(str(v))}</td>' for v in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table><thead><tr>{head}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _h2(name: str, title: str = "") -> str:
-    return f'<h2 id="h-{_id(name)}">{escape(title or name)}</h2>'
-
-
-def _id(name: str) -> str:
-    return name.lower().replace(" ", "-")
-
-
-def _list(values: Iterable[Any]) -> str:
-    told = [str(value) for value in values]
-    return ", ".join(told[:6]) + (f" and {len(told) - 6} more" if len(told) > 6 else "")
-
-
-def _or(value: float | None, other: float) -> float:
-    return other if value is None else value
 
 
 def _json(value: Any) -> str:

@@ -1,0 +1,133 @@
+"""The headline table of the page: a row a method, sortable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from ..comparison import count, size
+from . import page_data, style
+from .page_data import KINDS, Cell, Column, Found
+from .page_html import h2, swatch
+
+
+def results(found: Found) -> str:
+    known = {
+        kind
+        for entry in found.entries
+        for stage in entry.numbers.get("metrics", {}).values()
+        for kind in stage
+    }  # fmt: skip
+    options = "".join(
+        f'<label><input type="radio" name="rounds" value="{kind}"{" checked" if kind == "last" else ""}'
+        f"{'' if kind in known else ' disabled'}>{escape(title)}</label>"
+        for kind, title in KINDS.items()
+    )
+    switch = f'<fieldset class="switch"><legend>Which round is shown</legend>{options}</fieldset>'
+    tables = "".join(_table(found, kind) for kind in KINDS if kind == "last" or kind in known)
+    return (
+        f'{h2("Results")}<p class="soft">Accuracies in per cent{_over(found)}. The best of a column is bold. '
+        f"Sort by a click on its head.</p>{switch}{tables}"
+    )
+
+
+def _over(found: Found) -> str:
+    most = max(len(group.entries) for group in found.groups)
+    return ", mean ± standard deviation over seeds" if most > 1 else "; one seed, so there is no spread"
+
+
+def _table(found: Found, kind: str) -> str:
+    shown = page_data.columns(found)
+    several = len(found.settings) > 1
+    looks = style.looks(group.label for group in found.groups)
+    grid = {group.label: {c.key: page_data.cell(group, c, kind) for c in shown} for group in found.groups}
+    order = sorted(found.groups, key=lambda group: -(_or(grid[group.label]["local"].mean, -1.0)))
+    best = {c.key: _best(c, [grid[group.label][c.key].mean for group in order]) for c in shown}
+    notes: dict[str, str] = {}
+
+    heads = [_header("label", "Method", "", "ascending", True)]
+    if several:
+        heads.append(_header("setting", "Setting", "", "ascending", True))
+    heads += [_header("seeds", "Seeds", "how many"), _header("round", "Round", "which round the numbers are of")]
+    heads += [_header(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending") for c in shown]
+    rows = []
+    for group in order:
+        look = looks[group.label]
+        label = escape(group.label)
+        cells = [
+            f'<th scope="row" data-value="{label}" title="{label}">{swatch(look)}{label}</th>',
+            *(
+                [f'<td class="text" data-value="{escape(group.setting)}">{escape(group.setting)}</td>']
+                if several
+                else []
+            ),
+            f'<td data-value="{len(group.entries)}">{len(group.entries)}</td>',
+        ]
+        at = page_data.rounds(group, kind)
+        last = "".join(c if c.isdigit() else " " for c in at).split()
+        cells.append(f'<td data-value="{last[-1] if last else ""}">{escape(at)}</td>')
+        cells += [_cell(c, grid[group.label][c.key], best[c.key], notes) for c in shown]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    caption = f"Results of each method, {KINDS[kind]}"
+    legend = "".join(f"<li><sup>{mark}</sup> {escape(text)}</li>" for text, mark in notes.items())
+    hidden = "" if kind == "last" else " hidden"
+    table = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">'
+        f'<table class="headline" data-kind="{kind}" aria-label="{caption}"><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+    return f'<div data-rounds="{kind}"{hidden}>{table}' + (
+        f'<div class="notes"><ul>{legend}</ul></div></div>' if legend else "</div>"
+    )
+
+
+def _header(key: str, title: str, help: str, first: str = "descending", text: bool = False) -> str:
+    sort = "descending" if key == "local" else "none"
+    told = f' title="{escape(help)}"' if help else ""
+    return (
+        f'<th scope="col" data-key="{key}" data-first="{first}" aria-sort="{sort}"{" class=text" if text else ""}>'
+        f'<button type="button"{told}>{escape(title)}</button></th>'
+    )
+
+
+def _cell(column: Column, cell: Cell, best: float | None, notes: dict[str, str]) -> str:
+    mark = ""
+    if cell.why:
+        sign = notes.setdefault(cell.why, _letter(len(notes)))
+        mark = f"<sup>{sign}</sup>"
+    told = f' title="{escape(cell.why)}"' if cell.why else ""
+    if cell.mean is None:
+        return f'<td class="none" data-value=""{told}>–{mark}</td>'
+    top = ' class="best"' if best is not None and cell.mean == best else ""
+    std = "" if cell.std is None or column.kind != "percent" else f' <span class="std">±{100 * cell.std:.1f}</span>'
+    return f'<td{top} data-value="{cell.mean:.8g}"{told}>{_text(column, cell.mean)}{std}{mark}</td>'
+
+
+def _text(column: Column, value: float) -> str:
+    if column.kind == "percent":
+        return f"{100 * value:.1f}"
+    if column.kind == "bytes":
+        return size(value) if value else "0"
+    if column.kind == "count":
+        return count(value)
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _best(column: Column, values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or column.better <= 0:
+        return None
+    return max(known)
+
+
+def _letter(number: int) -> str:
+    return chr(97 + number) if number < 26 else str(number)
+
+
+def percent(cell: Cell) -> str:
+    wide = "" if cell.std is None else f" ± {100 * cell.std:.1f}"
+    return f"{100 * _or(cell.mean, 0.0):.1f}{wide}"
+
+
+def _or(value: float | None, other: float) -> float:
+    return other if value is None else value
