@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint slow bench clean
+.PHONY: run test lint docs slow bench clean
 
 # The main job, offline: prompt methods against each other on the embedded model, eight drawing styles as clients.
 run: $(STAMP)
@@ -17,6 +17,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site, in build/docs; a warning is an error. A test builds it, too.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -E -W --keep-going -n -q docs build/docs
 
 slow: $(STAMP)
 	$(BIN)/pytest -m slow

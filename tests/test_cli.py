@@ -230,6 +230,7 @@ def test_list(promptfed, what):
         (["run", "rounds"], "is neither a file nor a preset"),
         (["list", "methds"], 'did you mean "methods"'),
         (["compare"], "--methods"),
+        (["watch", "nothing"], "holds neither a run nor a comparison"),
         (["compare", "--methods", "fedavg", "--seeds", "a"], "--seeds"),
         (["run", "--out", "/proc/nowhere/run"], "--out"),
         (["run", "partition.clients=900"], "partition.min_samples"),

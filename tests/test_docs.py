@@ -1,5 +1,6 @@
 """What the documents show is run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,25 +11,46 @@ import pytest
 import promptfed
 from promptfed import config as C
 from promptfed import methods
+from promptfed.cli import app
+from promptfed.data import PARTITIONS
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
 def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-def test_the_method_shown_in_contributing_conforms(tmp_path):
-    code, check = blocks("CONTRIBUTING.md", "python")
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A folder and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/add-a-method.md"])
+def test_the_method_shown_conforms(name, tmp_path):
+    code, check = blocks(name, "python")
     (tmp_path / "mine.py").write_text(code)
     assert len(code.splitlines()) <= 32
     done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_snippet_shown_in_the_readme_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+@pytest.mark.parametrize("name", ["docs/add-a-dataset.md", "docs/add-a-backbone.md"])
+def test_the_script_shown_prints_what_is_shown(name, alone):
+    (code,) = blocks(name, "python")
+    (shown,) = blocks(name, "text")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said, told = done.stdout.split(), shown.split()
+    assert [len(word) for word in said] == [len(word) for word in told]  # other processors may round otherwise
+    assert said[:-2] == told[:-2]
+
+
+def test_the_snippet_shown_in_the_readme_runs(alone, monkeypatch, capsys):
     (snippet,) = blocks("README.md", "python")
     real = promptfed.run
 
@@ -40,14 +62,32 @@ def test_the_snippet_shown_in_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/methods/pfedpt.md", "docs/design.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *PAGES])
 def test_commands_and_files_that_are_named_exist(name):
     text = (ROOT / name).read_text()
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (ROOT / name).parent.joinpath(link).exists(), link
-    for words in re.findall(r"^promptfed (?:run|compare) (.*)$", text, re.MULTILINE):
-        given = [word for word in words.split() if "=" in word and not word.startswith("method=mine")]
-        C.make(C.parse_assignments([word for word in given if "mine" not in word and "server_momentum" not in word]))
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    commands |= {group.name or group.typer_instance.info.name for group in app.registered_groups}
+    fenced = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).replace("\\\n", "")
+    for line in re.findall(r"^(?:\$ )?promptfed (.*)$", fenced, re.MULTILINE):
+        command, *words = line.partition("#")[0].split()
+        assert command in commands, line
+        if command in ("run", "compare", "partition") and "mine:" not in line:
+            C.make(C.parse_assignments([word for word in words if "=" in word and "..." not in word]))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_configurations_that_are_shown_are_valid(name, tmp_path):
+    from promptfed.comparison import plan, rows, without_compare
+
+    for text in blocks(name, "toml"):
+        (tmp_path / "shown.toml").write_text(text)
+        table = C.read(tmp_path / "shown.toml")
+        assert C.make(without_compare(table))
+        if "compare" in table:
+            assert plan([without_compare(table)], rows(table["compare"]), tmp_path)
+            assert plan([without_compare(table)], rows(table["compare"], mini=table["mini"]), tmp_path)
 
 
 def test_the_readme_lists_every_method():
@@ -56,6 +96,42 @@ def test_the_readme_lists_every_method():
         assert f"`{method}`" in text, method
     for plugin in (*methods.PROMPTS, *methods.TUNINGS):
         assert f"`+{plugin}`" in text, plugin
+
+
+def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
+    """One test for all of it: a build takes half a minute, most of which is the notebook's."""
+    command = [sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-n", "-q", str(ROOT / "docs"), "site"]
+    environment = {**os.environ, "PROMPTFED_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path / "site").as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
+
+    for name, text in pages.items():
+        loaded = re.findall(
+            r'<(?:script|img|iframe)[^>]*\ssrc="([^"]+)"|<link[^>]*rel="stylesheet"[^>]*href="([^"]+)"', text
+        )
+        assert not [one for pair in loaded for one in pair if one.startswith(("http", "//"))], name
+
+    settings = pages["reference/config.html"]
+    for section, kind in C.SECTIONS.items():
+        assert f'id="{section}"' in settings
+        assert all(f">{key}</span>" in settings for key in kind.model_fields)
+    for name in (*methods.METHODS, *methods.ALIASES, *PARTITIONS):
+        assert f">{name}</span>" in settings, name
+    for name in promptfed.__all__:
+        assert f">{name}</span>" in pages["reference/python.html"], name
+    assert all(
+        f">{command.name or command.callback.__name__}</span>" in pages["reference/cli.html"]
+        for command in app.registered_commands
+    )
+
+    links = re.findall(
+        r'href="\.\./(source/[\w/]+\.html)#(L-\d+)">.{0,99}?>([\w.]+)</span></code>', pages["methods/sgpt.html"]
+    )
+    assert "Sgpt.loss" in {name for _, _, name in links}
+    for page, line, name in links:
+        assert f">{name.rpartition('.')[2]}<" in re.split(r'id="L-\d+"', pages[page].split(f'id="{line}"')[1])[0], name
+    assert pages["quickstart.html"].count("<img") >= 4  # what the notebook drew
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)

@@ -181,3 +181,54 @@ def test_a_method_that_needs_a_head_refuses_a_backbone_without_one():
     headless = {name: p for name, p in model.weights.items() if not name.startswith("head.")}
     with pytest.raises(UserError, match='FedPer needs a "head"'):
         methods.create("fedper").check(model, headless)
+
+
+def heard_of(method, tmp_path, block=1, workers=1):
+    """What is heard of a round's clients, in a run of one round."""
+    heard = []
+
+    class Ears:
+        def begin(self, round, clients): ...
+
+        def heard(self, notice):
+            heard.append(notice)
+
+        def end(self, line):
+            heard.append(line)
+
+    # With event files there are two views.
+    settings = {**SMALL, "rounds": 1, "engine": {"workers": workers, "block": block, "tensorboard": workers == 1}}
+    promptfed.run(method=method, out=tmp_path / "run", view=Ears(), **settings)
+    return heard[:-1], heard[-1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_client_is_heard_of_when_it_is_asked_and_when_it_answers(tmp_path, workers):
+    notices, line = heard_of({"name": "fedavg", "epochs": 1}, tmp_path, workers=workers)
+    sites = json.loads((tmp_path / "run/result.json").read_text())["sites"]
+    for ask in ("enroll", "train", "evaluate"):
+        of = [notice for notice in notices if notice.ask == ask]
+        assert sorted(notice.client for notice in of if notice.seconds is None) == [0, 1, 2, 3]
+        assert sorted(notice.client for notice in of if notice.seconds is not None) == [0, 1, 2, 3]
+        assert {notice.asked for notice in of} == {4}
+    trained = {n.client: n for n in notices if n.ask == "train" and n.seconds is not None}
+    assert [trained[client].samples for client in range(4)] == [site["n_train"] for site in sites]
+    assert sum(n.seconds for n in trained.values()) <= workers * line["seconds"]["train"]
+    recorded = [(one["client"], one["seconds"]) for one in line["seconds"]["clients"]]
+    assert recorded == [(client, pytest.approx(trained[client].seconds, abs=1e-4)) for client in range(4)]
+    enrolled = [n.seconds for n in notices if n.ask == "enroll" and n.seconds is not None]
+    assert max(enrolled) < 1.0, "a worker's start, which imports torch, is not its first client's time"
+
+
+def test_a_failure_is_heard_with_its_reason(tmp_path):
+    notices, line = heard_of({"name": "fedavg", "epochs": 2, "lr": 1e30}, tmp_path)
+    errors = {n.client: n.error for n in notices if n.ask == "train" and n.seconds is not None}
+    assert errors == {one["client"]: one["why"] for one in line["left_out"]}
+    assert len(errors) == 4
+
+
+def test_clients_that_train_as_one_have_the_seconds_and_samples_of_all(tmp_path):
+    notices, _ = heard_of({"name": "fedavg", "epochs": 1}, tmp_path, block=4)
+    trained = [n for n in notices if n.ask == "train" and n.seconds is not None]
+    sizes = [site["n_train"] for site in json.loads((tmp_path / "run/result.json").read_text())["sites"]]
+    assert [(n.seconds, n.samples) for n in trained] == [(trained[0].seconds, sum(sizes))] * 4

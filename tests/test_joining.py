@@ -8,7 +8,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from promptfed import UserError, joining, serve_commands, serving
+from promptfed import UserError, joining, serve_commands, serving, sites
 from promptfed.data.partition import stratified
 from promptfed.seeding import rng
 from serving_runs import NAMES, RUNS, Runs, fingerprint, pictures
@@ -31,7 +31,7 @@ def held_back(site):
     """The images that the new site holds back for testing, and their classes."""
     files = sorted(site.rglob("*.png"))
     labels = np.array([NAMES.index(file.parent.name) for file in files])
-    test = np.sort(stratified([np.arange(len(files))], labels, joining.SPLIT, rng(0, "join"))[0].test)
+    test = np.sort(stratified([np.arange(len(files))], labels, sites.SPLIT, rng(0, "join"))[0].test)
     return [files[i] for i in test], labels[test]
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from promptfed.client import Score
-from promptfed.engines.base import Scores
+from promptfed.engines.base import Clients, Scores
 from promptfed.method import FedAvg, Method, State, Update
 from promptfed.methods import create
 from promptfed.params import Params
-from promptfed.server import Line, Plan, run, sample, screen
+from promptfed.server import Line, Plan, Recorder, run, sample, screen
 from tiny import linear
 
 MODEL = linear()
@@ -42,7 +42,7 @@ def plus(client: int, sent: Params, round: int) -> Update:
 
 
 @dataclass
-class Fake:
+class Fake(Clients):
     """Clients by number of samples."""
 
     counts: dict[int, int]
@@ -81,7 +81,7 @@ class Fake:
 
 
 @dataclass
-class Notes:
+class Notes(Recorder):
     restored: tuple[int, State] | None = None
     begun: list[tuple[int, list[int]]] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import build, record, server
+from . import build, privacy, record, server
 from . import config as C
 from .data import Federation
+from .engines import Clients
 from .errors import UserError
 from .method import Method
 from .record import Folder, View
@@ -84,22 +85,30 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> tuple[C.C
 
 
 def execute(
-    config: C.Config, path: Path, resume: bool, federation: Federation | None = None, view: View | None = None
+    config: C.Config,
+    path: Path,
+    resume: bool,
+    federation: Federation | None = None,
+    view: View | None = None,
+    engine: Callable[[build.Parts, Path], Clients] = build.clients,
 ) -> Result:
+    """One run, in its folder. `engine` makes the clients from the parts and the folder."""
     if not resume and (path / "config.toml").exists():
         raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
     if config.engine.tensorboard:
         from .report.tensorboard import EventFile, Views
 
         view = Views(view, EventFile(path)) if view else EventFile(path)
-    folder = Folder(path, view)
+    if config.privacy.noise:
+        privacy.accounting()
+    folder = Folder(path, view, ledger=config.privacy.on)
     split = path / "partition.json"
     try:
         parts = build.assemble(config, federation, split if resume and split.exists() else None)
         record.write(path / "config.toml", C.dump(config.complete()).encode())
-        if not resume or not split.exists():
+        if not config.consortium and (not resume or not split.exists()):
             parts.federation.save(split)
-        clients = build.clients(parts, path)
+        clients = engine(parts, path)
         try:
             plan = server.Plan(
                 config.rounds,
@@ -113,6 +122,7 @@ def execute(
             )
             server.run(parts.method, parts.model, parts.init, clients, plan, folder)
         finally:
+            sizes = clients.sizes()
             clients.close()
         data = parts.federation.dataset
         about = {
@@ -126,16 +136,33 @@ def execute(
                 "classes": len(data.classes),
             },
             "frozen": _frozen(parts),
-            "sites": [
-                {"client": i, "name": s.name, "n_train": len(s.train), "n_val": len(s.val), "n_test": len(s.test)}
-                for i, s in enumerate(parts.federation.sites)
-            ],
+            "sites": _sites(parts, sizes, folder.lines()),
         }
+        if config.privacy.on:
+            seeded = config.consortium is None
+            answers = privacy.answers(folder.asked(), seeded)
+            about["privacy"] = privacy.statement(config.privacy, answers, len(parts.federation.sites), seeded)
         numbers = record.result(folder.lines(), about)
         record.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
         return Result(path, numbers)
     finally:
         folder.close()
+
+
+def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.Line]) -> list[dict[str, Any]]:
+    """How much each client has. Sites of a consortium have told with their scores."""
+    told = {row["client"]: row for line in lines if "aggregated" in line for row in line["aggregated"]["clients"]}
+    apart = parts.config.consortium is not None
+    return [
+        {
+            "client": i,
+            "name": site.name,
+            "n_train": sizes[i],
+            "n_val": told.get(i, {}).get("n_val") if apart else len(site.val),
+            "n_test": told.get(i, {}).get("n_test") if apart else len(site.test),
+        }
+        for i, site in enumerate(parts.federation.sites)
+    ]
 
 
 def fresh(config: C.Config) -> Path:

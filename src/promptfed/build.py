@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import models
 from .config import Config, make
-from .data import Dataset, Federation, federate, load
+from .data import Dataset, Federation, Site, federate, load
 from .engines.base import Clients
 from .engines.local import Answer, LocalClients
 from .engines.workers import Worker
@@ -42,6 +43,11 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
     device = pick_device(config.engine.device)
     held = federation or split(config, partition)
     model = build_model(config, held.dataset)
+    if config.consortium and not model.preprocess and not (config.dataset.mean and config.dataset.std):
+        raise UserError(
+            f'dataset.mean and dataset.std must be set: backbone "{model.name}" has no normalisation of its own, and '
+            "the sites of a consortium need the same one"
+        )
     method = config.method.method
     method.tuning.check(model)
     init = method.tuning.init(model, config.seed)
@@ -50,13 +56,39 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
 
 
 def split(config: Config, file: Path | None = None) -> Federation:
-    """Who holds what: as drawn from the seed, or as a file says."""
+    """Who holds what: as drawn from the seed, as a file says, or of a consortium: each site its own, nothing here."""
+    if config.consortium:
+        return elsewhere(config)
     dataset = load(config.dataset)
     file = file or (Path(config.partition.file) if config.partition.file else None)
     if file:
         return Federation.load(file, dataset)
     seed = config.seed if config.partition.seed is None else config.partition.seed
     return federate(dataset, config.partition.partition, seed)
+
+
+def elsewhere(config: Config) -> Federation:
+    """A consortium as its server sees it: shapes and names, and no images."""
+    agreed, given = config.consortium, config.dataset
+    assert agreed
+    assert given.size
+    channels = given.channels or 3
+    dataset = Dataset(
+        name=given.name,
+        images=np.zeros((0, channels, given.size, given.size), np.uint8),
+        labels=np.zeros(0, np.int64),
+        classes=agreed.classes,
+        mean=given.mean or (0.5,) * channels,  # of use to models that bring their own; others must be given one
+        std=given.std or (0.5,) * channels,
+        fingerprint="",
+        path=Path(),
+    )
+    return Federation(dataset, tuple(nobody(f"site {i}") for i in range(agreed.clients)), {"name": "consortium"})
+
+
+def nobody(name: str = "") -> Site:
+    """The place of a client whose images are elsewhere."""
+    return Site(name, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def build_model(config: Config, dataset: Dataset) -> Model:
@@ -73,6 +105,8 @@ def build_model(config: Config, dataset: Dataset) -> Model:
 def clients(parts: Parts, folder: Path) -> Clients:
     """The engine. The folder has the run's partition.json."""
     engine = parts.config.engine
+    if parts.config.consortium:
+        raise UserError("consortium: its images are at its sites; promptfed flower submit runs it")
     if engine.name == "flower":
         try:
             from .engines.flower_app import simulate
@@ -93,7 +127,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         hosts = [Worker(description) for _ in range(count)]
     else:
         limit_threads(engine.threads, parts.device)
-        hosts = [_host(parts, folder / "clients")]
+        hosts = [make_host(parts, folder / "clients")]
     return LocalClients(sizes, hosts, engine.block)
 
 
@@ -123,12 +157,12 @@ def host_from(description: dict[str, Any]) -> Host:
     dataset = Dataset.open(Path(description["dataset"]))
     parts = assemble(config, Federation.load(Path(description["partition"]), dataset))
     limit_threads(config.engine.threads, parts.device)
-    return _host(parts, Path(description["store"]))
+    return make_host(parts, Path(description["store"]))
 
 
-def _host(parts: Parts, store: Path) -> Host:
+def make_host(parts: Parts, store: Path, kind: Callable[..., Host] = Host) -> Host:
     config = parts.config
-    return Host(
+    return kind(
         parts.method,
         parts.model,
         parts.federation,
@@ -138,6 +172,8 @@ def _host(parts: Parts, store: Path) -> Host:
         config.engine.block,
         config.engine.frozen_gb * 1e9,
         config.eval.drift,
+        config.privacy if config.privacy.on else None,
+        None if config.consortium else config.seed,
     )
 
 

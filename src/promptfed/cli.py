@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import api, build, catalog, comparison, dryrun, serve_commands, view
+from . import api, build, catalog, comparison, dryrun, flower_commands, privacy, serve_commands, view
 from . import config as C
 from .analysis.command import analyse
 from .errors import UserError, unknown
@@ -65,10 +65,12 @@ def run(
         return
     with (
         _interruptible(f"promptfed run --resume --out {folder}"),
-        view.Live(console, config.method.name, config.rounds) as live,
+        view.Live(console, config.method.name, config.rounds, config.eval.every) as live,
     ):
         result = api.execute(config, folder, resume, view=live)
     console.print(view.outcome(result.numbers))
+    if "privacy" in result.numbers:
+        console.print(privacy.sentence(result.numbers["privacy"]), soft_wrap=True, highlight=False)
     _draw_run(folder)
 
 
@@ -106,9 +108,10 @@ def compare(
         return
     again = " ".join(["promptfed compare", *sys.argv[2:]])
     with _interruptible(again):
-        for job in jobs:
+        for number, job in enumerate(jobs, 1):
             label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
-            with view.Live(console, label, job.config.rounds) as live:
+            label = f"{number}/{len(jobs)} {label}"
+            with view.Live(console, label, job.config.rounds, job.config.eval.every) as live:
                 comparison.take(job, live)
     results = comparison.collect(jobs)
     if not results:
@@ -118,6 +121,19 @@ def compare(
 
     pictures = draw_comparison(folder, results)
     console.print(f"tables and pictures in {folder}: {', '.join(p.name for p in pictures)}", soft_wrap=True)
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run or of a comparison")],
+) -> None:
+    """Follow a run or a comparison that another process is at work on, until it ends."""
+    from .watch import watch as follow
+
+    try:
+        follow(folder, console)
+    except KeyboardInterrupt:  # the run itself goes on
+        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -187,6 +203,7 @@ app.command()(serve_commands.predict)
 app.command()(serve_commands.export)
 app.command()(serve_commands.join)
 app.command()(analyse)
+app.add_typer(flower_commands.app, name="flower")
 
 
 def _split(words: list[str] | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:

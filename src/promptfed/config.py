@@ -16,6 +16,7 @@ from . import methods
 from .data import PARTITIONS, DatasetConfig, Partition
 from .errors import UserError, nearest, one_sentence, unknown
 from .method import Method
+from .privacy import Privacy, check
 
 Table = dict[str, Any]
 
@@ -80,6 +81,31 @@ class Engine(_Section):
     frozen_gb: float = Field(8.0, ge=0, description="disk space for values of frozen weights, which are computed once")
     tensorboard: bool = Field(False, description="also write TensorBoard event files into the run's folder")
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
+    deadline: float = Field(
+        3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
+    )
+    patience: float = Field(
+        600.0,
+        ge=0,
+        description="between sites: seconds to wait for everyone; then a new run is not begun, and a resumed one goes "
+        "on with those who are there",
+    )
+
+
+class Consortium(_Section):
+    """The [consortium] section: sites that hold their images themselves, and what they have agreed on."""
+
+    clients: int = Field(ge=1, description="how many sites there are; they are clients 0, 1, ...")
+    classes: tuple[str, ...] = Field(min_length=2, description="what is told apart; a site need not have all of them")
+    address: str = Field(
+        "127.0.0.1:9092", pattern=r"^[^\s:/]+:\d{1,5}$", description="where the sites find the server: host:port"
+    )
+
+    @model_validator(mode="after")
+    def _different(self) -> Consortium:
+        if len(set(self.classes)) < len(self.classes):
+            raise UserError("consortium.classes names one class twice")
+        return self
 
 
 class MethodSection(BaseModel):
@@ -148,6 +174,27 @@ class Config(_Section):
     eval: Evaluation = Field(default_factory=lambda: Evaluation())
     join: Join = Field(default_factory=lambda: Join())
     engine: Engine = Field(default_factory=lambda: Engine())
+    privacy: Privacy = Field(default_factory=lambda: Privacy())
+    consortium: Consortium | None = Field(None, description="none: all images are here")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Config:
+        if self.consortium and self.dataset.size is None:
+            raise UserError("dataset.size must be set: the sites of a consortium agree on the size of their images")
+        if self.consortium and self.eval.pooled != "never":
+            raise UserError(
+                f'eval.pooled = "{self.eval.pooled}" needs everybody\'s test data; a site of a consortium has only its '
+                "own (allowed: never)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _covered(self) -> Config:
+        if self.privacy.on:
+            check(self.method.method, self.method.name)
+        if self.privacy.on and self.eval.drift:
+            raise UserError("eval.drift = true tells how far clients' parameters move, which privacy.clip cannot cover")
+        return self
 
     @model_validator(mode="after")
     def _joins(self) -> Config:
@@ -164,7 +211,7 @@ class Config(_Section):
 
     def complete(self) -> Table:
         """All settings, with the ones that were left to their defaults."""
-        table = self.model_dump(mode="json")
+        table = self.model_dump(mode="json", exclude=None if self.consortium else {"consortium"})
         return {**table, "method": _plain(self.method.complete()), "partition": _plain(self.partition.complete())}
 
 
@@ -176,6 +223,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "eval": Evaluation,
     "join": Join,
     "engine": Engine,
+    "privacy": Privacy,
+    "consortium": Consortium,
 }
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from . import params as P
-from .client import Samples, Score, Work, chunks, context, evaluate, train
+from .client import Samples, Score, Trained, Work, chunks, context, evaluate, train
 from .data import Federation
 from .frozen import FrozenValues, normalisation
-from .method import Holdings, Method, Phase
+from .method import Context, Holdings, Method, Phase
 from .models import Model
 from .params import Params
+from .privacy import Privacy, check_stats, randomness
 from .store import Store
 from .wire import pack, unpack
 
@@ -38,6 +39,8 @@ class Host:
     block: int = 1  # clients that are trained as one
     frozen_bytes: float = 8e9  # of frozen values that may be kept on disk
     drift: bool = False  # whether answers tell how far parameters moved
+    privacy: Privacy | None = None  # what is done to updates before they leave
+    noise_seed: int | None = None  # of their noise, in a simulation; none: it comes from the operating system
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
@@ -130,7 +133,10 @@ class Host:
             block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
         ):
             note: dict[str, Any] = {"client": work.client, "n": len(work.samples), "passes": done.passes}
-            if not math.isfinite(done.loss) or not P.finite(done.params):
+            finite = math.isfinite(done.loss) and P.finite(done.params)
+            if not finite and self.privacy:  # to say so would tell of the data: it is as if nothing had changed
+                done = Trained(work.params, {}, 0.0, done.passes)
+            elif not finite:
                 # Nothing of it is sent or remembered: the client goes on from where it was.
                 notes.append({**note, "error": f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"})
                 blobs.append(b"")
@@ -149,11 +155,27 @@ class Host:
             remembered = _prefixed(private, self.method.remembered(params))
             if remembered:
                 memories[work.client] = remembered
-            notes.append({**note, "loss": done.loss})
-            blobs.append(message(self.method.upload(params, ctx), stats))
+            up = self.method.upload(params, ctx)
+            if self.privacy:
+                up = self.released(work, up, stats, round)
+            notes.append(note if self.privacy else {**note, "loss": done.loss})
+            blobs.append(message(up, stats))
         if memories:
             self.store.put(round, memories)
         return notes, blobs
+
+    def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
+        """What is sent in place of an update where there is privacy."""
+        assert self.privacy
+        check_stats(self.method, stats)
+        none = torch.zeros((), dtype=torch.int64, device=self.device)
+        # Of what was received alone, so that it says nothing of the data.
+        blank = Context(
+            work.down, {}, Phase({}, 1, name="report"), none, none.expand(self.model.classes), once=work.once
+        )
+        with torch.no_grad():
+            still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
+        return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
 
     def evaluate(self, block: Sequence[Work], round: int, pooled: bool, after_local: bool) -> list[dict[str, Any]]:
         """Scores of each client's model: as received and adapted, or after a round of local training on a copy."""
@@ -180,7 +202,10 @@ class Host:
         ctx = context(work, Phase({}, 1, name="evaluate"), self.model)
         with torch.no_grad():
             found = [self.method.assign(self.model, params, batch, ctx) for batch in chunks(self.samples(index))]
-        groups = np.concatenate([np.zeros(0, np.int64), *(f.cpu().numpy() for f in found if f is not None)])
+        known = [f.cpu().numpy() for f in found if f is not None]
+        if len(known) < len(found):
+            return None  # of this setting of the method there are no groups
+        groups = np.concatenate([np.zeros(0, np.int64), *known])
         table = np.zeros((int(groups.max(initial=-1)) + 1, len(data.domains)), np.int64)
         np.add.at(table, (groups, data.domain[index]), 1)
         return table

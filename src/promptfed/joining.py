@@ -20,20 +20,17 @@ import numpy as np
 
 from . import build, record
 from .client import Score
-from .data import Dataset, Federation, Site, folders
-from .data.partition import stratified
-from .data.sources import Source
+from .data import Dataset, Federation
 from .engines.base import Scores
 from .engines.local import LocalClients
-from .errors import UserError, unknown
+from .errors import UserError
 from .host import Host
 from .method import State
-from .seeding import rng
 from .server import screen
 from .serving import Predictor, Trained, complain, decode, personal, predictor, trained
+from .sites import places, share, source
 from .store import Store
 
-SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
 MODEL = "model.safetensors"
 _SHOWN = 30  # classes that have bars of their own
 
@@ -112,11 +109,9 @@ def _train(
 ) -> tuple[build.Parts, Score, Score, State, Store]:
     """-> parts with the new site in them, scores on its test data before and after, the state and what it remembers."""
     parts, client = held.parts, len(held.parts.federation.sites)
-    share = stratified([np.arange(len(dataset))], dataset.labels, SPLIT, rng(parts.config.seed, "join"))[0]
-    site = Site(dataset.name, *(np.sort(index) for index in share))
+    site = share(dataset, parts.config.seed)
     # The others' places, so that the newcomer has a number that none of them has.
-    nobody = Site("", *(np.zeros(0, np.int64) for _ in range(3)))
-    parts = replace(parts, federation=Federation(dataset, (*[nobody] * client, site), {"name": "join"}))
+    parts = replace(parts, federation=Federation(dataset, (*[build.nobody()] * client, site), {"name": "join"}))
     method, config = parts.method, parts.config
     store = Store(memory)
     try:
@@ -152,47 +147,22 @@ def _train(
 def _dataset(held: Trained, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
-    source = _source(path)
-    known = _places(path, source.classes, its.classes)
+    found = source(path)
+    known = places(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
-    for i, label in enumerate(source.labels):
-        image = decode(path / source.name(i), held.parts.model.image)
+    for i, label in enumerate(found.labels):
+        image = decode(path / found.name(i), held.parts.model.image)
         if image is None:
-            skipped.append(source.name(i))
+            skipped.append(found.name(i))
         else:
             images.append(image)
             labels.append(known[label])
-    complain(skipped, len(source.labels), f'--data = "{path}"')
+    complain(skipped, len(found.labels), f'--data = "{path}"')
     name = path.resolve().name
     made = Dataset.from_arrays(
         name, np.stack(images), np.array(labels), its.classes, mean=its.mean, std=its.std, path=where
     )
     return made, tuple(skipped)
-
-
-def _source(path: Path) -> Source:
-    if not path.is_dir():
-        raise UserError(f'--data = "{path}" is not a folder')
-    try:
-        source = folders.folder(path, ()).read(path)
-    except UserError:
-        source = None
-    if source is None or source.domains or source.sites:
-        raise UserError(f'--data = "{path}" must hold images as class/*.jpg, in one folder for each class')
-    return source
-
-
-def _places(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
-    """Where the folder's classes are among the run's. Case, and _ for a space, make no difference."""
-    spelled = {_spelled(name): i for i, name in enumerate(known)}
-    for name in classes:
-        if name not in known and _spelled(name) not in spelled:
-            raise unknown(f'--data = "{path}": class', name, known)
-    return [known.index(name) if name in known else spelled[_spelled(name)] for name in classes]
-
-
-def _spelled(name: str) -> str:
-    return name.lower().replace(" ", "_")
 
 
 # ---- before and after

@@ -113,7 +113,7 @@ class Update:
     up: Params
     n: int
     stats: Params = field(default_factory=dict)
-    loss: float = 0.0
+    loss: float | None = 0.0  # none: it is not told
     passes: int = 0  # samples drawn in training
     bytes_down: int = 0
     bytes_up: int = 0

@@ -61,6 +61,8 @@ def per_client(scores: Sequence[Scores]) -> list[dict[str, Any]]:
         row |= {"loss": _loss(test), "n_val": val.n, "val_accuracy": val.accuracy}
         if "global" in s.parts:
             row["global_accuracy"] = s.parts["global"].accuracy
+        if s.groups is not None:
+            row["groups"] = s.groups.sum(1).tolist()  # test samples that select each; later groups are not selected
         rows.append(row)
     return rows
 

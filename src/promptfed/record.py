@@ -3,6 +3,7 @@
 config.toml             the complete configuration
 partition.json          who holds which samples
 rounds.jsonl            one line a round
+asked.jsonl             where there is privacy: who was asked to train, in rounds that were not completed too
 checkpoint.safetensors  the server's state behind the last completed round
 clients/                what the clients remember
 result.json             the numbers, once the run is done
@@ -15,16 +16,18 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from . import metrics
+from .engines.base import Notice
 from .errors import UserError
 from .method import State
-from .server import Line
+from .server import Line, Recorder
 from .wire import pack, unpack
 
 # As received from the server; after local training, of a round's participants; the same of everyone, at the end; the
@@ -43,25 +46,28 @@ class View(Protocol):
 
     def begin(self, round: int, clients: Sequence[int]) -> None: ...
 
+    def heard(self, notice: Notice) -> None:
+        """Of a client that is asked or answers. May come from any thread."""
+        return
+
     def end(self, line: Line) -> None: ...
 
 
-class Folder:
+class Folder(Recorder):
     """The recorder of a run. A round is completed by the checkpoint: it is replaced in one step, after everything else
     of the round is on disk, so a kill at any moment costs at most the round that was under way."""
 
-    def __init__(self, path: Path, view: View | None = None) -> None:
-        self.path, self._view = path, view
+    def __init__(self, path: Path, view: View | None = None, ledger: bool = False) -> None:
+        self.path, self._view, self._ledger = path, view, ledger
+        self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("w")
         except OSError as error:
             raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(self._lock):
             self._lock.close()
-            raise Busy(f'--out = "{path}" is in use by another run') from None
+            raise Busy(f'--out = "{path}" is in use by another run')
 
     def restore(self) -> tuple[int, State] | None:
         file = self.path / "checkpoint.safetensors"
@@ -75,10 +81,26 @@ class Folder:
         return done, state
 
     def begin(self, round: int, clients: Sequence[int]) -> None:
+        self._took = {}
+        if self._ledger:
+            with (self.path / "asked.jsonl").open("a") as file:  # what was cut off before stays on a line of its own
+                file.write("\n" + json.dumps({"round": round, "clients": list(clients)}))
+                file.flush()
+                os.fsync(file.fileno())
         if self._view:
             self._view.begin(round, clients)
 
+    def heard(self, notice: Notice) -> None:
+        if notice.ask == "train" and notice.seconds is not None:
+            took = {"client": notice.client, "seconds": round(notice.seconds, 4), "samples": notice.samples}
+            self._took[notice.client] = took
+        if self._view:
+            self._view.heard(notice)
+
     def end(self, line: Line, state: State) -> None:
+        if self._took:
+            took = [self._took[client] for client in sorted(self._took)]
+            line = {**line, "seconds": {**line["seconds"], "clients": took}}
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
@@ -90,6 +112,15 @@ class Folder:
     def lines(self) -> list[Line]:
         return read_lines(self.path)
 
+    def asked(self) -> list[tuple[int, list[int]]]:
+        """Every time clients were asked to train: the round, and who."""
+        file, found = self.path / "asked.jsonl", []
+        for text in file.read_text().splitlines() if file.exists() else []:
+            with suppress(json.JSONDecodeError):  # it was cut off, so nobody had been asked yet
+                line = json.loads(text)
+                found.append((line["round"], line["clients"]))
+        return found
+
     def _rewrite(self, lines: list[Line]) -> None:
         write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
@@ -100,6 +131,30 @@ class Folder:
             with suppress(OSError):
                 self.path.rmdir()
         self._lock.close()
+
+
+def at_work(path: Path) -> bool:
+    """Whether a process is at work in a run's folder."""
+    try:
+        with (path / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _lock(file: IO[str]) -> bool:
+    """Takes the lock, if need be after a moment: at_work() holds it for an instant."""
+    for _ in range(10):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from . import metrics
 from . import params as P
-from .engines.base import ONCE, Clients, Scores
+from .engines.base import ONCE, Clients, Notice, Scores
 from .method import Method, State, Update
 from .models import Model
 from .params import Params
@@ -48,11 +48,16 @@ class Recorder(Protocol):
 
     def begin(self, round: int, clients: Sequence[int]) -> None: ...
 
+    def heard(self, notice: Notice) -> None:
+        """Of a client, within a round or before the first. May come from any thread."""
+        return
+
     def end(self, line: Line, state: State) -> None:
         """A round is over. Once this returns, it is never trained again."""
 
 
 def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan, recorder: Recorder) -> State:
+    clients.watch(recorder.heard)
     restored = recorder.restore()
     if restored:
         done, state = restored
@@ -141,18 +146,20 @@ def fault(update: Update, shared: Params) -> str:
         return "other names or shapes than the shared parameters"
     if update.n < 1:
         return "no samples"
-    if not math.isfinite(update.loss) or not P.finite({**update.up, **update.stats}):
+    told = update.loss is None or math.isfinite(update.loss)
+    if not told or not P.finite({**update.up, **update.stats}):
         return "non-finite update"
     return ""
 
 
 def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]]) -> Line:
-    samples = sum(u.n for u in used)
+    losses = [(u.loss * u.n, u.n) for u in used if u.loss is not None]
+    samples = sum(n for _, n in losses)
     return {
         "round": round,
         "clients": list(chosen),
         "left_out": list(left_out),
-        "train_loss": sum(u.loss * u.n for u in used) / samples if samples else None,
+        "train_loss": sum(loss for loss, _ in losses) / samples if samples else None,
         "passes": sum(u.passes for u in used),
         "bytes": {
             "clients": len(used),

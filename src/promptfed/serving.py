@@ -277,6 +277,8 @@ class Trained:
         joins = parts.config.join.round
         if client in parts.newcomers and joins > self.round and not parts.method.serves:
             raise UserError(f"client = {client} has no model yet: it joins in round {joins}")
+        if parts.config.consortium:
+            return self._predictor(self._sent(client), {"client": client, "metrics": self._metrics(client)})
         store = _Kept(self.path / "clients")
         try:
             params = personal(parts, store, self.state, client, self.round + 1)
@@ -285,6 +287,16 @@ class Trained:
         site = sites[client]
         whose = {"client": client, "site": site.name, "n_train": len(site.train)}
         return self._predictor(params, {**whose, "metrics": self._metrics(client)})
+
+    def _sent(self, client: int) -> Params:
+        """A model of which the site has nothing to itself."""
+        method = self.parts.method
+        if method.adapt() or len(method.shared(self.parts.init)) < len(self.parts.init):
+            raise UserError(
+                f"client = {client} has its model at its site, with parameters that never leave it: use it there, "
+                "by the site's own folder"
+            )
+        return method.start(self.parts.init, method.down(self.state, client), {}, {})
 
     def common(self) -> Predictor:
         """The one model that everybody can use."""
@@ -328,8 +340,13 @@ class _Kept(Store):
 
 def personal(parts: build.Parts, store: Store, state: State, client: int, before: int) -> Params:
     """A client's parameters at the start of a round, adapted where the method adapts: as Host.evaluate() has them."""
+    return adapted(parts, store, parts.method.down(state, client), client, before)
+
+
+def adapted(parts: build.Parts, store: Store, received: Params, client: int, before: int) -> Params:
+    """The same of what the client has received."""
     method = parts.method
-    down = {name: p for name, p in method.down(state, client).items() if not name.startswith(ONCE)}
+    down = {name: p for name, p in received.items() if not name.startswith(ONCE)}
     phases = method.adapt()
     if not phases:
         kept = store.get(client, before)
@@ -421,7 +438,8 @@ def load(
     trust: bool = False,
     federation: Federation | None = None,
 ) -> Predictor:
-    """The model of a run's client, a run's global model (`common`), or an exported one, by its file or folder.
+    """The model of a run's client, a run's global model (`common`), or an exported one, by its file or folder; or at a
+    site of a consortium its own, by the site's folder.
 
     `backbone`: where an exported model finds its pre-trained weights, if not where it was trained. `trust`: import the
     module of a method that is not promptfed's own. `federation`: of a run that was given one.
@@ -439,7 +457,13 @@ def load(
                     f'client must be given, 0 to {count - 1}: "{run.parts.config.method.name}" has personal models'
                 )
             return run.common() if client is None else run.client(client)
-    made = _read(_exported(path), backbone, device, trust)
+    at = next((folder for folder in (path, path.parent.parent) if (folder / "site.toml").exists()), None)
+    if at and path.is_dir():
+        from .sites import Place
+
+        made = Place.open(at).predictor(path.name if at != path else None, device)
+    else:
+        made = _read(_exported(path), backbone, device, trust)
     if (client is not None and client != made.card["client"]) or (common and made.card["client"] is not None):
         held = made.card["client"]
         raise UserError(f'"{path}" holds {"the global model" if held is None else f"the model of client {held}"} only')

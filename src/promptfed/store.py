@@ -25,9 +25,11 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is private is nobody else's, on this machine too
         try:
-            self._env = lmdb.open(str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512)
+            self._env = lmdb.open(
+                str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512, mode=0o600
+            )
         except lmdb.Error as error:
             raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
 
@@ -59,10 +61,11 @@ class Store:
         file = self._path / "once" / digest
         if file.exists():
             return
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(mode=0o700, exist_ok=True)
         part = file.with_name(f"{digest}.{os.getpid()}")
         try:
-            part.write_bytes(blob)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+                opened.write(blob)
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)

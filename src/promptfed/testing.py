@@ -29,7 +29,7 @@ from .host import Host, Message, read_message
 from .method import Method, State
 from .models import Model
 from .params import Params
-from .server import Line, Plan, run
+from .server import Line, Plan, Recorder, run
 from .store import Store
 from .wire import unpack
 
@@ -133,7 +133,7 @@ class Case:
 
 
 @dataclass
-class Memory:
+class Memory(Recorder):
     """A recorder that keeps everything at hand."""
 
     lines: list[Line] = field(default_factory=list)

@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.live import Live as Screen
 from rich.table import Table
 
 from .comparison import HEADERS, cells, size
+from .progress import Status
 from .server import Line
 
 
-class Live:
-    """A bar with the latest numbers on a terminal; a line a round elsewhere."""
+class Live(Status):
+    """A run in the terminal: how far it is, its accuracy, who failed and who is slow. Elsewhere a line a round."""
 
-    def __init__(self, console: Console, label: str, rounds: int) -> None:
-        self._console, self._label, self._rounds = console, label, rounds
-        self._bar: Progress | None = None
-        self._accuracy = ""
-        self._begun = time.perf_counter()
+    def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
+        super().__init__(label, rounds, every)
+        self._console = console
+        self._screen = Screen(self, console=console, refresh_per_second=4) if console.is_terminal else None
 
     def __enter__(self) -> Live:
-        if self._console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=self._console)
-            self._task = self._bar.add_task(self._label, total=self._rounds, numbers="")
-            self._bar.start()
+        if self._screen:
+            self._screen.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def begin(self, round: int, clients: Sequence[int]) -> None:
-        if self._bar and round > 1 and not self._bar.tasks[0].completed:  # resumed
-            self._bar.update(self._task, completed=round - 1)
+        self.ended = True
+        if self._screen:
+            self._screen.transient = not self.done  # nothing is left to see of a run that was done before
+            self._screen.stop()
 
     def end(self, line: Line) -> None:
-        if "aggregated" in line:
-            summary = line["aggregated"]["summary"]
-            if summary["local"]["mean"] is not None:
-                self._accuracy = f"local {summary['local']['mean']:.1%} worst {summary['local']['worst']:.1%}"
-        loss = "" if line["train_loss"] is None else f"loss {line['train_loss']:.3f} "
-        lost = f" left out {len(line['left_out'])}" if line["left_out"] else ""
-        numbers = f"{loss}{self._accuracy}{lost}"
-        if self._bar:
-            self._bar.update(self._task, completed=line["round"], numbers=numbers)
-        else:
-            spent = time.perf_counter() - self._begun
-            self._console.print(f"{self._label}  round {line['round']}/{self._rounds}  {numbers}  {spent:.0f} s")
+        super().end(line)
+        if not self._screen:
+            self._console.print(self.line(), soft_wrap=True, highlight=False, markup=False)
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:

@@ -22,7 +22,7 @@ from promptfed.analysis import ANALYSES, Options, make
 from promptfed.analysis.attention import attention_map, different, grad_cam, look
 from promptfed.analysis.colours import pure
 from promptfed.analysis.command import analyse
-from promptfed.analysis.groups import agreement
+from promptfed.analysis.groups import agreement, assigned
 from promptfed.analysis.helps import data_prompt, kind
 from promptfed.analysis.leakage import inferred
 from promptfed.analysis.opened import Opened
@@ -299,6 +299,56 @@ def test_other_runs_must_have_the_same_test_data(finished, tmp_path):
         make(finished("sgpt"), ["groups"], tmp_path, Options(other=finished("pfedpt")))
 
 
+# ---- selection over rounds
+
+
+def selecting(tmp_path, tables, of):
+    """A folder with what clients selected, by round: tables[round][client]."""
+    folder = shutil.copytree(of, tmp_path / "run")
+    lines = [
+        {"round": round, "aggregated": {"clients": [{"client": c, "groups": g} for c, g in chosen.items()]}}
+        for round, chosen in tables.items()
+    ]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_selections_over_rounds(finished, tmp_path):
+    tables = {2: {0: [4, 0, 6], 1: [3]}, 4: {0: [2, 8], 1: [0, 3]}, 6: {0: [2, 7, 1], 1: [0, 3]}}
+    rows = made(selecting(tmp_path, tables, of=finished("sgpt")), "selection", tmp_path / "out")
+    first = [(int(row["group"]), float(row["mean"]), float(row["std"])) for row in rows if row["client"] == "0"]
+    assert first == [
+        (0, pytest.approx(8 / 3), pytest.approx(np.sqrt(8 / 9))),
+        (1, 5.0, pytest.approx(np.sqrt(38 / 3))),
+        (2, pytest.approx(7 / 3), pytest.approx(np.sqrt(62 / 9))),
+    ]
+    changes = read(tmp_path / "out" / "selection-changes.csv")
+    found = {(row["client"], row["round"]): float(row["changed_at_least"]) for row in changes}
+    expected = {("0", "4"): 0.8, ("0", "6"): 0.1, ("1", "4"): 1.0, ("1", "6"): 0.0}
+    assert found == pytest.approx(expected)  # 2 leave the first group and 6 the third; then one goes back
+    assert [row["majority_group"] for row in changes] == ["1", "1", "1", "1"]
+    text = json.loads((tmp_path / "out" / "selection.json").read_text())["text"]
+    assert "at least 47.5 % of a client's test samples" in text
+    assert "at the last one 5.0 %" in text
+    assert "50 % of the clients have another group" in text
+
+
+def test_selections_of_one_client_and_of_one_that_is_not_on_record(finished, tmp_path):
+    folder = selecting(tmp_path, {1: {0: [4], 1: [3], 2: [1]}, 2: {0: [2, 2], 1: [3]}}, of=finished("sgpt"))
+    rows = made(folder, "selection", tmp_path / "out", Options(clients=(1,)))
+    assert {row["client"] for row in rows} == {"1"}
+    with pytest.raises(UserError, match=r"--client = 2 must be one that was evaluated at least twice \(0, 1\)"):
+        make(folder, ["selection"], tmp_path / "out", Options(clients=(2,)))
+
+
+def test_what_is_recorded_of_selections_are_the_final_ones_of_the_run(finished, tmp_path):
+    opened = Opened(finished("sgpt"))
+    for one in opened.run.lines[-1]["aggregated"]["clients"]:
+        groups = assigned(opened, *opened.own(one["client"]))
+        assert one["groups"] == np.bincount(groups).tolist()
+    opened.close()
+
+
 # ---- who helps whom
 
 
@@ -390,7 +440,7 @@ def test_a_sweep_needs_different_prompts(tmp_path):
     [
         ("fedavg", "attention", 'no prompt enters the images under "fedavg"'),
         ("promptfl", "attention", 'no prompt enters the images under "promptfl"'),
-        ("mixture", "attention", "no prompt enters|mixes several models"),
+        ("mixture", "attention", '"fedem.pt" mixes several models'),
         ("fedavg", "colours-tsne", "all clients have the same features"),
         ("vpt", "colours-tsne", "all clients have the same features"),
         ("mixture", "colours-tsne", "mixes several models"),
@@ -398,6 +448,8 @@ def test_a_sweep_needs_different_prompts(tmp_path):
         ("fedavg", "drift", "eval.drift=true"),
         ("local", "leakage", "upload nothing"),
         ("pfedpt", "groups", "no groups"),
+        ("pfedpt", "selection", "no selections are on record"),
+        ("sgpt", "selection", "at least two evaluations"),
         ("sgpt", "helps", 'DP2FL\'s, and the run is of "sgpt"'),
         ("pfedpt", "scatter", "is an analysis of a comparison"),
         ("pfedpt", "leakag", 'did you mean "leakage"'),

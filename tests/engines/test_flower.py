@@ -43,6 +43,7 @@ from promptfed.server import Plan, run
 from promptfed.store import Store
 from promptfed.testing import NAMES, SIZES, Case, Memory, begun, equal, private_values, tiny_federation
 from promptfed.wire import pack, unpack
+from site_folders import consortium, site
 
 SMALL = {
     "sgpt": {"groups": 3, "rare": 4, "shared_layers": (0,), "group_layers": (4, 5)},
@@ -577,27 +578,30 @@ def test_a_node_refuses_what_is_not_for_it_and_says_so(tmp_path):
 # ---- a site's own description
 
 
-def test_a_site_is_what_its_node_configuration_says(tmp_path):
-    parts = build.assemble(C.make(RUN, {"method": "fedavg"}))
-    parts.federation.save(tmp_path / "partition.json")
-    from promptfed.engines.flower_app import describe, site_app
+def test_a_site_is_what_its_node_configuration_says(tmp_path, monkeypatch):
+    from promptfed.engines.flower_app import site_app
 
-    (tmp_path / "site.json").write_text(json.dumps({"client": 1, **json.loads(describe(parts, tmp_path))}))
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    folder, server = consortium(tmp_path, clients=2)
+    site(folder, tmp_path, client=1)
 
-    def identified(node_config):
+    def identified(node_config, run="first"):
+        context = Context(1, 5, node_config, RecordDict(), {"run": run})
         message = Message(write({"ask": "identify"}, []), 5, "query.identify")
-        return read_answer(site_app(message, Context(1, 5, node_config, RecordDict(), {})).content, "identify")[0]
+        return read_answer(site_app(message, context).content, "identify")[0]
 
-    found = identified({"site": str(tmp_path / "site.json")})
+    found = identified({"site": str(tmp_path / "site1")})
     assert found["client"] == 1
-    assert found["n"] == len(parts.federation.sites[1].train)
-    assert found["fingerprint"] == fingerprint(parts.method, parts.model, parts.federation.dataset, 0)
-    first = next(iter(flower_client._hosts.values()))
-    identified({"site": str(tmp_path / "site.json")})
-    assert next(iter(flower_client._hosts.values())) is first  # the model is not loaded again
-    flower_client.forget()
+    assert found["n"] == 28
+    assert found["fingerprint"] == fingerprint(server.method, server.model, server.federation.dataset, 0)
+    first = next(iter(flower_client._residents.values())).parts.model
+    identified({"site": str(tmp_path / "site1")}, run="second")
+    assert next(iter(flower_client._residents.values())).parts.model is first  # it is not loaded again
+    assert {path.name for path in (tmp_path / "site1" / "runs").iterdir()} == {"first", "second"}
+    assert 'run = "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x")["error"]
+    flower_client._residents.pop(str(tmp_path / "site1")).close()
     assert "has no site" in identified({})["error"]
-    assert "cannot be read" in identified({"site": str(tmp_path / "none.json")})["error"]
+    assert "is not the folder of a site" in identified({"site": str(tmp_path / "none")})["error"]
 
 
 # ---- the real simulation

@@ -16,6 +16,7 @@ ANALYSES: dict[str, Analysis] = {
     "drift": Analysis("how far parameters move in each round", "run", "recorded.drift"),
     "leakage": Analysis("label distributions that uploads give away", "run", "leakage.leakage"),
     "groups": Analysis("what SGPT's groups hold, and how firmly", "run", "groups.groups"),
+    "selection": Analysis("how steadily clients select SGPT's groups over rounds", "run", "selection.selection"),
     "helps": Analysis("DP2FL's weights of others in each client's data prompt", "run", "helps.helps"),
     "clients": Analysis("each client's accuracy, at all stages", "run", "recorded.clients"),
     "partition": Analysis("who holds which classes", "run", "recorded.partition"),

@@ -1,9 +1,9 @@
 """What the groups of a method hold, and how firmly samples stay in theirs (SGPT, Table 4).
 
-Only a run's final state is on disk. How firm a selection is, is therefore told by one more round of local training on a
-copy: which share of a client's test samples keep their group under the keys that it would upload. Given a second run on
-the same test data (another seed, more rounds), also which share has the same group there, under the best one-to-one
-matching of groups.
+How steadily groups were selected over the rounds is on record: selection.py. Of models only the final state is on disk.
+How firm its selection is, is therefore told by one more round of local training on a copy: which share of a client's
+test samples keep their group under the keys that it would upload. Given a second run on the same test data (another
+seed, more rounds), also which share has the same group there, under the best one-to-one matching of groups.
 """
 
 from __future__ import annotations

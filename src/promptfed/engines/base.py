@@ -1,6 +1,6 @@
 """The seam between the round loop and wherever the clients are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +23,27 @@ class Scores:
     groups: np.ndarray | None = None  # (groups, domains) test samples, where the method has groups
 
 
+@dataclass(frozen=True)
+class Notice:
+    """What an engine tells of one client while the round loop waits: that it has been asked, then that it has answered.
+    Clients that are asked as one have the seconds and samples of all of them."""
+
+    ask: str  # "train", "evaluate", "settle" or "enroll"
+    client: int
+    asked: int  # clients that this is asked of in all
+    samples: int  # of training data
+    seconds: float | None = None  # it took to answer; none: it is under way
+    error: str = ""  # it answered with, or why there is no answer
+
+
+Tell = Callable[[Notice], None]
+
+
 class Clients(Protocol):
+    def watch(self, tell: Tell) -> None:
+        """Has `tell` called, from any thread, as clients are asked and answer. An engine that cannot tell need not."""
+        return
+
     def ids(self) -> list[int]:
         """All clients."""
 

@@ -19,10 +19,12 @@ from ..method import Update
 from ..params import Params
 from ..wire import pack
 from . import flower_wire as wire  # first: it tells Flower to keep quiet
-from .base import ONCE, Scores
+from .base import ONCE, Clients, Notice, Scores, Tell
+from .flower_client import differing
 
 # isort: split
 from flwr.app import Array, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 
@@ -35,6 +37,7 @@ class Expected:
     shared: Params  # names and types of what goes up
     fingerprint: dict[str, str]
     domains: int = 0  # columns of a table of groups; 0: there are none
+    nodes: Mapping[int, int] | None = None  # which client each node is; none: nodes say so themselves
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,14 @@ class _Under:
 _Reply = tuple[dict[str, Any], list[Params], list[int], int] | str  # note, tensors, bytes of them, received; or why not
 
 
-class FlowerClients:
+class FlowerClients(Clients):
     """Asks nodes over a Grid. Whoever does not answer in time is left out; whoever answers with an error, too, and why.
 
     `timeout`: seconds an answer may take; none: for ever.
     `poll`: seconds between looks for answers.
     `window`: requests under way at once; none: all. Messages exist only for these.
     `patience`: seconds in which all nodes must be there at the start.
+    `enough`: nodes that will do after that, for a run that has begun; none: all.
     `strict`: whether it is an error if all that were asked fail: in a simulation the fault is then in the method.
     `alive`: called while waiting; raises if waiting has become pointless.
     `stop`: called by close().
@@ -71,6 +75,7 @@ class FlowerClients:
         poll: float = 1.0,
         window: int | None = None,
         patience: float = 120.0,
+        enough: int | None = None,
         strict: bool = False,
         alive: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
@@ -84,8 +89,12 @@ class FlowerClients:
         self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
         self._delivered: set[tuple[int, str]] = set()
         self._refused: set[int] = set()  # nodes that will not fit later either
-        self._patience = patience
+        self._patience, self._enough = patience, enough
+        self._tell: Tell = lambda notice: None
         self._meet()
+
+    def watch(self, tell: Tell) -> None:
+        self._tell = tell
 
     def ids(self) -> list[int]:
         return list(self._sizes)
@@ -127,7 +136,7 @@ class FlowerClients:
                     up=up,
                     n=one["n"],
                     stats=stats,
-                    loss=one.get("loss", float("nan")),
+                    loss=one.get("loss"),
                     passes=one["passes"],
                     bytes_down=received,
                     bytes_up=size,
@@ -167,18 +176,21 @@ class FlowerClients:
         """Waits for all nodes, and learns which client each of them is."""
         count, patience = self._expected.clients, self._patience
         until = time.monotonic() + patience
-        while len(there := set(self._grid.get_node_ids())) < count:
+        while len(there := set(self._grid.get_node_ids())) < count and time.monotonic() < until:
             self._alive()
-            if time.monotonic() > until:
-                raise UserError(f'engine.name = "flower": {len(there)} of {count} nodes are there after {patience:g} s')
             time.sleep(min(self._poll, 0.1))
         for node, found in self._identify(sorted(there)).items():
             why = found if isinstance(found, str) else self._unwelcome(*found)
-            if why:
+            if why and self._enough is None:
                 raise UserError(f"node {node} cannot take part: {why}")
-        if len(self._nodes) < count:
+            if why:
+                warnings.warn(f"node {node} cannot take part: {why}", stacklevel=3)
+        if len(self._nodes) < (count if self._enough is None else self._enough):
             missing = ", ".join(str(client) for client in self._sizes if client not in self._nodes)
-            raise UserError(f'engine.name = "flower": no node is client {missing}')
+            raise UserError(
+                f'engine.name = "flower": {len(there)} of {count} nodes are there after {patience:g} s; '
+                f"no node is client {missing}"
+            )
 
     def _present(self) -> dict[int, int]:
         """The clients whose nodes are there. One that has come back under another number is known again."""
@@ -197,13 +209,16 @@ class FlowerClients:
     def _unwelcome(self, client: int, n: int, fingerprint: dict[str, str], node: int) -> str:
         """Takes a node in, or says why not."""
         expected = self._expected
+        if expected.nodes is not None and expected.nodes.get(node) != client:
+            place = expected.nodes.get(node, "none")
+            return f"it says it is client {client}, and was admitted as client {place}"
         if client not in self._sizes:
             return f"it says it is client {client}, and there are clients 0 to {expected.clients - 1}"
         if self._nodes.get(client) in set(self._grid.get_node_ids()):
             return f"it says it is client {client}, as does node {self._nodes[client]}"
-        other = [part for part, value in expected.fingerprint.items() if fingerprint.get(part) != value]
+        other = differing(expected.fingerprint, fingerprint)
         if other:
-            return f"client {client} has another {' and another '.join(other)} than the server"
+            return f"client {client} has {other} than the server"
         self._nodes[client], self._sizes[client] = node, n
         self._delivered = {(c, digest) for c, digest in self._delivered if c != client}
         return ""
@@ -229,8 +244,14 @@ class FlowerClients:
         packed: dict[int, Array] = {}  # the last one by the id of what is sent: all clients are often sent one object
         new: dict[str, Array] = {}  # by digest
         large_too = note["ask"] == "train" or note.get("after_local")  # nobody else trains on what is sent once
+        begun: dict[int, float] = {}
+
+        def tell(client: int, seconds: float | None = None, error: str = "") -> None:
+            self._tell(Notice(note["ask"], client, len(sent), self._sizes[client], seconds, error))
 
         def make(client: int) -> tuple[int, Any, int, tuple[str, ...]]:
+            begun[client] = time.monotonic()
+            tell(client)
             down = sent[client]
             large = {name: p for name, p in down.items() if name.startswith(ONCE)}
             if id(down) not in packed:
@@ -245,10 +266,16 @@ class FlowerClients:
                         new[digest] = wire.array(pack({name: down[ONCE + name]}))
                     places[digest] = len(blobs)
                     blobs.append(new[digest])
-            whole = {**note, "clients": [client], "blob": [0], "once": [once], "new": places}
+            # A node may have come back with another model than it had, which its number does not tell.
+            about = {"fingerprint": self._expected.fingerprint}
+            whole = {**note, **about, "clients": [client], "blob": [0], "once": [once], "new": places}
             return nodes[client], wire.write(whole, blobs), sum(len(b.data) for b in blobs), tuple(once.values())
 
-        return self._exchange(note["ask"], clients, make, self._timeout, str(note.get("round", "")))
+        for client, reply in self._exchange(note["ask"], clients, make, self._timeout, str(note.get("round", ""))):
+            tell(client, time.monotonic() - begun.pop(client), reply if isinstance(reply, str) else _error(reply[0]))
+            yield client, reply
+        for client, since in begun.items():
+            tell(client, time.monotonic() - since, "no answer")
 
     def _exchange(
         self,
@@ -287,7 +314,8 @@ class FlowerClients:
         """An answer, or why there is none. Nothing in it can raise."""
         try:
             if message.has_error():
-                raise UserError(_line(f"{message.error.reason or 'error'} (code {message.error.code})"))
+                code, reason = message.error.code, message.error.reason or "error"
+                raise UserError(_SILENT.get(code) or _line(f"{reason} (code {code})"))
             note, blobs = wire.read_answer(message.content, ask, self._limits)
             if "error" in note:
                 raise UserError(_line(note["error"]))
@@ -324,6 +352,16 @@ class FlowerClients:
 
 
 _PARTS = ("val", "test", "global")
+# What Flower answers for nodes that do not, in the words of a record.
+_SILENT = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no answer in time",
+    ErrorCode.NODE_UNAVAILABLE: "no answer: its node is gone",
+}
+
+
+def _error(note: dict[str, Any]) -> str:
+    return next((str(one["error"]) for one in note.get("clients", ()) if one.get("error")), "")
 
 
 def _line(text: str) -> str:

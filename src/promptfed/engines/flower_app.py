@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,15 +27,16 @@ from flwr.serverapp import Grid, ServerApp
 site_app = client_app(at_site)  # what a SuperNode runs
 
 
-def expected(parts: Parts) -> Expected:
-    """What nodes must agree with, from the server's own parts."""
+def expected(parts: Parts, nodes: Mapping[int, int] | None = None) -> Expected:
+    """What nodes must agree with, from the server's own parts. `nodes`: which client each of them is."""
     data = parts.federation.dataset
     return Expected(
         clients=len(parts.federation.sites),
         classes=parts.model.classes,
         shared=parts.method.shared(parts.init),
-        fingerprint=fingerprint(parts.method, parts.model, data, parts.config.seed),
+        fingerprint=fingerprint(parts.method, parts.model, data, parts.config.seed, parts.config.privacy),
         domains=len(data.domains),
+        nodes=nodes,
     )
 
 

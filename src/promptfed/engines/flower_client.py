@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from logging import ERROR
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import methods
-from ..build import host_from
+from ..build import Parts, host_from
 from ..data import Dataset
 from ..errors import UserError
 from ..frozen import normalisation
@@ -27,6 +27,8 @@ from ..host import Host
 from ..host import Message as Said
 from ..method import Method
 from ..models import Model
+from ..privacy import Privacy
+from ..sites import Place, SiteHost, run_name
 from . import flower_wire as wire  # first: it tells Flower to keep quiet
 
 # isort: split
@@ -69,9 +71,12 @@ def _answered(find: Find, message: Message, context: Context) -> Said:
     sites = host.federation.sites
     if not 0 <= client < len(sites):
         raise UserError(f"this node is client {client}, and its partition has clients 0 to {len(sites) - 1}")
+    about = _about(host)
     if note["ask"] == "identify":
-        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed)
         return {"client": client, "n": len(sites[client].train), "fingerprint": about}, []
+    other = differing(note.pop("fingerprint", {}), about)
+    if other:
+        raise UserError(f"client {client} has {other} than the server")
     if note["clients"] != [client]:
         raise UserError(f"client {note['clients'][0]} is asked, and this node is client {client}")
     for digest, place in note["new"].items():
@@ -82,7 +87,9 @@ def _answered(find: Find, message: Message, context: Context) -> Said:
     return host(note, blobs)
 
 
-def fingerprint(method: Method, model: Model, dataset: Dataset, seed: int) -> dict[str, str]:
+def fingerprint(
+    method: Method, model: Model, dataset: Dataset, seed: int, privacy: Privacy | None = None
+) -> dict[str, str]:
     """What must be the same at every node and at the server, since it is never sent."""
     weights = sha256()
     for name, p in sorted(model.weights.items()):
@@ -96,9 +103,25 @@ def fingerprint(method: Method, model: Model, dataset: Dataset, seed: int) -> di
         "class list": list(dataset.classes),
         "method": [kind.__module__, kind.__qualname__, layers, methods.settings(method)],
         "seed": seed,
+        "privacy": privacy.model_dump() if privacy and privacy.on else None,
     }
     texts = {part: json.dumps(value, sort_keys=True, default=str) for part, value in parts.items()}
     return {part: sha256(text.encode()).hexdigest() for part, text in texts.items()}
+
+
+def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """In what two fingerprints differ, in words: "another backbone and another seed"; empty if in nothing."""
+    return " and ".join(f"another {part}" for part, value in wanted.items() if found.get(part) != value)
+
+
+_last: list[tuple[Model, dict[str, str]]] = []  # a model's weights are hashed once, not for every message
+
+
+def _about(host: Host) -> dict[str, str]:
+    if not _last or _last[0][0] is not host.model:
+        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed, host.privacy)
+        _last[:] = [(host.model, about)]
+    return _last[0][1]
 
 
 # ---- where a node's data are
@@ -129,17 +152,40 @@ def simulated(file: str, context: Context) -> tuple[Host, int]:
     return hosted(Path(file).read_text()), int(context.node_config["partition-id"])
 
 
+class Resident:
+    """The site's parts, loaded once, and the host of the run that is asked for."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.parts: Parts = place.parts()
+        self._name, self._host = "", None  # type: str, SiteHost | None
+
+    def __call__(self, context: Context) -> tuple[SiteHost, int]:
+        """Each run has its own memory, by the name that the server gives it."""
+        name = run_name(context.run_config.get("run"))
+        if self._host is None or name != self._name:
+            self.close()
+            self._host, self._name = self.place.host(name, self.parts), name
+        self._host.run = context.run_id
+        return self._host, self.place.settings.client
+
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+        self._host = None
+
+
+_residents: dict[str, Resident] = {}  # of this process, by the site's folder
+
+
 def at_site(context: Context) -> tuple[Host, int]:
-    """At a site the node's own configuration names a JSON file: a description, and which client this is.
+    """For nodes that Flower itself starts processes for: their own configuration names the site's folder.
 
     No message says where anything is: a server cannot make a node open files of its choice.
     """
     place = context.node_config.get("site")
     if not isinstance(place, str):
-        raise UserError('this node\'s --node-config has no site="..." that names its description')
-    try:
-        given = json.loads(Path(place).read_text())
-        client = int(given.pop("client"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"this node's description cannot be read ({type(error).__name__})") from None
-    return hosted(json.dumps(given)), client
+        raise UserError('this node\'s --node-config has no site="..." that names its folder')
+    if place not in _residents:
+        _residents[place] = Resident(Place.open(Path(place)))
+    return _residents[place](context)

@@ -16,11 +16,12 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 from safetensors import SafetensorError
 
 from ..errors import UserError
@@ -63,10 +64,11 @@ class Malformed(UserError):
 class Limits:
     """What a message may hold at most."""
 
-    head: int = 1 << 24  # characters of JSON
+    head: int = 1 << 22  # characters of JSON
+    parts: int = 20_000  # keys, lists and objects in it: each takes a hundred times the memory of its characters
     bytes: int = (1 << 31) - (1 << 20)  # all blobs together: what gRPC takes, less a margin
-    header: int = 1 << 24  # bytes in front of a blob's tensors
-    tensors: int = 100_000  # of a blob
+    header: int = 1 << 22  # bytes in front of a blob's tensors
+    tensors: int = 20_000  # of a blob
 
 
 LIMITS = Limits()
@@ -79,7 +81,8 @@ _Place = Annotated[int, Field(ge=0, lt=4096)]
 _Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]  # becomes the name of a file
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Sentence = Annotated[str, Field(max_length=4000)]
-_Counts = Annotated[list[_Count], Field(max_length=1_000_000)]
+# fail_fast: else each of a million mistakes is collected.
+_Counts = Annotated[list[_Count], Field(max_length=1_000_000, fail_fast=True)]
 
 
 class _Note(BaseModel):
@@ -95,6 +98,7 @@ class _Request(_Note):
     blob: Annotated[list[_Place], Field(min_length=1, max_length=1)]
     once: Annotated[list[dict[_Name, _Digest]], Field(min_length=1, max_length=1)]
     new: dict[_Digest, _Place]
+    fingerprint: Annotated[dict[_Name, _Sentence], Field(max_length=100)] = {}  # what the server has
 
 
 class _Enroll(_Request):
@@ -145,7 +149,7 @@ class _Trained(_Note):
 class _Evaluated(_Scores):
     client: _Count
     passes: _Count
-    groups: Annotated[list[_Counts], Field(max_length=100_000)] | None = None
+    groups: Annotated[list[_Counts], Field(max_length=100_000, fail_fast=True)] | None = None
 
 
 class _Failed(_Note):
@@ -176,7 +180,8 @@ _N = TypeVar("_N")
 class _Head(_Note, Generic[_N]):
     version: Literal[1]
     note: _N
-    sizes: Annotated[list[_Count], Field(max_length=4096)]  # bytes of each blob; one without any does not travel
+    # Bytes of each blob; one without any does not travel.
+    sizes: Annotated[list[_Count], Field(max_length=4096, fail_fast=True)]
 
 
 _Asked = Annotated[_Identify | _Enroll | _Settle | _Train | _Evaluate, Field(discriminator="ask")]
@@ -234,12 +239,12 @@ def _read(content: RecordDict, schema: TypeAdapter[Any], limits: Limits) -> Mess
         raise Malformed("malformed message: its head is not one string")
     if len(text) > limits.head:
         raise Malformed(f"malformed message: a head of {len(text)} characters, more than {limits.head}")
+    if _parts(text) > limits.parts:
+        raise Malformed(f"malformed message: a head of more than {limits.parts} parts")
     try:
         parsed = schema.validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:200]
-        raise Malformed(f"malformed message: {where or 'head'}: {first['msg'][:200]}") from None
+        raise Malformed(f"malformed message: {_first(error, 'head')}") from None
     except ValueError:  # a string that is no Unicode
         raise Malformed("malformed message: its head is not JSON") from None
     sizes: list[int] = parsed.sizes
@@ -260,26 +265,58 @@ def _read(content: RecordDict, schema: TypeAdapter[Any], limits: Limits) -> Mess
     return note, blobs
 
 
+def _parts(text: str) -> int:
+    """How many keys, lists and objects JSON has at most: those in strings count too."""
+    return sum(map(text.count, ":[{"))
+
+
+def _first(error: ValidationError, otherwise: str) -> str:
+    """The first complaint of a validation, in printable characters: it may quote keys."""
+    if error.error_count() > 100:  # to list them takes a while
+        return f"{otherwise}: {error.error_count()} mistakes"
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{_printable('.'.join(map(str, first['loc']))) or otherwise}: {_printable(first['msg'])}"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:200])
+
+
 # ---- blobs
 
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
 
 
+_METADATA = {"promptfed": "{}"}  # a message's note is in its head
+
+
 class _Tensor(_Note):
     dtype: Literal["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "I64", "F64"]
-    shape: Annotated[list[_Count], Field(max_length=16)]
-    data_offsets: tuple[_Count, _Count]
+    shape: Annotated[list[_Count], Field(max_length=16, fail_fast=True)]
+    data_offsets: Annotated[list[_Count], Field(min_length=2, max_length=2, fail_fast=True)]
 
 
-class _Metadata(_Note):
-    promptfed: Literal["{}"]  # a message's note is in its head
-
-
-class _Header(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-    __pydantic_extra__: dict[str, _Tensor] = Field(init=False)
-
-    metadata: _Metadata = Field(alias="__metadata__")
+def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
+    """Bytes of each tensor, checked one after the other: a header may have as many mistakes as it has room for."""
+    if sum(map(header.count, (b":", b"[", b"{"))) > 8 * (limits.tensors + 1):  # a tensor has seven
+        raise Malformed(f"malformed blob: more than {limits.tensors} tensors")
+    try:
+        held = from_json(header, allow_inf_nan=False)
+    except ValueError:
+        raise Malformed("malformed blob: its header is not JSON") from None
+    if not isinstance(held, dict) or held.pop("__metadata__", None) != _METADATA:
+        raise Malformed("malformed blob: other metadata than ours")
+    if len(held) > limits.tensors:
+        raise Malformed(f"malformed blob: {len(held)} tensors, more than {limits.tensors}")
+    for name, entry in held.items():
+        try:
+            t = _Tensor.model_validate(entry)
+        except ValidationError as error:
+            raise Malformed(f'malformed blob: tensor "{_printable(name)}": {_first(error, "entry")}') from None
+        size = t.data_offsets[1] - t.data_offsets[0]
+        if size != math.prod(t.shape) * _SIZES[t.dtype]:
+            raise Malformed(f'malformed blob: tensor "{_printable(name)}" has not the size of its shape')
+        yield size
 
 
 def tensors(blob: bytes, limits: Limits = LIMITS) -> Params:
@@ -289,17 +326,7 @@ def tensors(blob: bytes, limits: Limits = LIMITS) -> Params:
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or size > min(limits.header, len(blob) - 8):
         raise Malformed(f"malformed blob: {len(blob)} bytes cannot hold a header of {size}")
-    try:
-        held = _Header.model_validate_json(blob[8 : 8 + size]).__pydantic_extra__
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise Malformed(f"malformed blob: {'.'.join(map(str, first['loc']))[:200]}: {first['msg'][:200]}") from None
-    if len(held) > limits.tensors:
-        raise Malformed(f"malformed blob: {len(held)} tensors, more than {limits.tensors}")
-    for name, t in held.items():
-        if t.data_offsets[1] - t.data_offsets[0] != math.prod(t.shape) * _SIZES[t.dtype]:
-            raise Malformed(f'malformed blob: tensor "{name[:200]}" has not the size of its shape')
-    if sum(t.data_offsets[1] - t.data_offsets[0] for t in held.values()) != len(blob) - 8 - size:
+    if sum(_sizes(blob[8 : 8 + size], limits)) != len(blob) - 8 - size:
         raise Malformed("malformed blob: its tensors do not fill it")
     try:
         return unpack(blob)[0]

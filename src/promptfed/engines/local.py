@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from ..host import Message, parse_score, read_message
 from ..method import Update
 from ..params import Params
 from ..wire import pack, unpack
-from .base import ONCE, Scores
+from .base import ONCE, Clients, Notice, Scores, Tell
 
 Answer = Callable[[dict[str, Any], list[bytes]], Message]
 
 
-class LocalClients:
+class LocalClients(Clients):
     """Splits what is asked over one or several hosts. Who answers, and in which order, changes nothing."""
 
     def __init__(self, sizes: dict[int, int], hosts: Sequence[Answer], block: int = 1) -> None:
@@ -32,6 +33,10 @@ class LocalClients:
         self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
         self._delivered: set[tuple[int, str]] = set()
         self._threads = ThreadPoolExecutor(len(hosts)) if len(hosts) > 1 else None
+        self._tell: Tell | None = None
+
+    def watch(self, tell: Tell) -> None:
+        self._tell = tell
 
     def ids(self) -> list[int]:
         return list(self._sizes)
@@ -62,7 +67,7 @@ class LocalClients:
                         up=up,
                         n=one["n"],
                         stats=stats,
-                        loss=one.get("loss", float("nan")),
+                        loss=one.get("loss"),
                         passes=one["passes"],
                         bytes_down=note["received"][client],
                         bytes_up=len(blob),
@@ -126,6 +131,8 @@ class LocalClients:
                         received[client] += len(blobs[new[digest]])
             index = [place[id(sent[client])] for client in group]
             host = self._hosts.get()
+            self._notify(note["ask"], group, len(clients))
+            begun = perf_counter()
             try:
                 said, answers = host({**note, "clients": group, "blob": index, "once": once, "new": new}, blobs)
             finally:
@@ -133,9 +140,25 @@ class LocalClients:
             self._delivered.update(
                 (c, digest) for c, known in zip(group, once, strict=True) for digest in known.values()
             )
+            # A worker knows how long its clients took; here, its start and the pipe would count too.
+            self._notify(note["ask"], group, len(clients), said.get("seconds", perf_counter() - begun), said)
             return group, ({**said, "received": received}, answers)
 
         return self._threads.map(one, groups) if self._threads else map(one, groups)
+
+    def _notify(
+        self,
+        ask: str,
+        group: Sequence[int],
+        asked: int,
+        seconds: float | None = None,
+        said: Mapping[str, Any] | None = None,
+    ) -> None:
+        if self._tell:
+            samples = sum(self._sizes[client] for client in group)
+            errors = {one["client"]: one["error"] for one in (said or {}).get("clients", ()) if "error" in one}
+            for client in group:
+                self._tell(Notice(ask, client, asked, samples, seconds, errors.get(client, "")))
 
     def _digest(self, name: str, p: Tensor) -> str:
         if id(p) not in self._digests:

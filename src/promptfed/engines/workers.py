@@ -13,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import traceback
 from contextlib import suppress
 from typing import IO, Any
@@ -90,7 +91,9 @@ def main() -> None:
 
                 sys.path[:] = first[0]["path"]
                 host = host_from(first[0])
+            begun = time.perf_counter()
             note, blobs = host(*request)
+            note["seconds"] = time.perf_counter() - begun
         except UserError as error:
             note, blobs = {"user_error": str(error)}, []
         except Exception:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import record
+from ..engines.base import Notice
 from ..record import STAGES, View
 from ..server import Line
 
@@ -26,7 +27,7 @@ _SUMMARY = {  # tag -> path in a stage's summary
 }
 
 
-class EventFile:
+class EventFile(View):
     """A View that keeps one event file in a run's folder. A resumed run's earlier rounds are in it too."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +46,7 @@ class EventFile:
             file.write(event(line))
 
 
-class Views:
+class Views(View):
     """Several views as one."""
 
     def __init__(self, *views: View) -> None:
@@ -54,6 +55,10 @@ class Views:
     def begin(self, round: int, clients: Sequence[int]) -> None:
         for view in self._views:
             view.begin(round, clients)
+
+    def heard(self, notice: Notice) -> None:
+        for view in self._views:
+            view.heard(notice)
 
     def end(self, line: Line) -> None:
         for view in self._views:

@@ -1,0 +1,176 @@
+"""A site's node: Flower's SuperNode, and beside it one process that holds model, images and memory and answers.
+
+Left to itself a SuperNode starts a process for every message, which unpacks the app that the server has sent, imports
+it and loads the model. With `--isolation process` it leaves that to others: here, to `serve()`, which takes the
+SuperNode's tasks as they come and answers them with the promptfed that is installed at the site. So the model is loaded
+once, and no code that comes over the network is ever run. Tasks are handed out to whoever has the secret that is made
+for each start.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from logging import WARNING
+from pathlib import Path
+
+from ..certificates import CA, KEY, write_private
+from ..errors import UserError
+from ..sites import Place
+from .flower_client import Resident, client_app
+
+# isort: split
+import httpx
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.common.logger import log
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+_POLL = 0.1  # seconds between looks for a task
+_GHOST = 90.0  # seconds: for up to 60 Flower takes a killed node for one that is there, and refuses it a second time
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+# A SuperNode that ends with whoever started it: with nobody to answer for it, it would take messages and be silent.
+_SUPERNODE = """
+import os, signal, threading, time
+def watch(parent=os.getppid()):
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=watch, daemon=True).start()
+from flwr.supernode.cli import flower_supernode
+flower_supernode()
+"""
+
+
+def run(place: Place, insecure: bool = False, said: Callable[[str], None] = print) -> None:
+    """Runs the site's node until it is stopped, or the SuperNode ends."""
+    os.umask(0o077)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by way of what has to be put away
+    resident = Resident(place)
+    try:
+        until = time.monotonic() + _GHOST
+        while True:
+            code = _attend(place, client_app(resident), insecure, said)
+            if time.monotonic() > until:
+                raise UserError(f"the SuperNode has ended (exit code {code}): its messages above say why")
+            said("the SuperLink may not know yet that this site's last node is gone; trying again")
+            time.sleep(5)
+    finally:
+        resident.close()
+
+
+def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> int:
+    """Answers for one SuperNode until it ends; -> its exit code"""
+    with tempfile.TemporaryDirectory(dir=place.folder, prefix=".node-") as scratch:
+        secret, port = secrets.token_bytes(32), _free_port()
+        write_private(Path(scratch) / "secret", secret)
+        with _supernode(place, insecure, port, Path(scratch)) as process:
+            said(f"client {place.settings.client} answers; its SuperNode is process {process.pid}")
+            serve(app, f"127.0.0.1:{port}", secret, lambda: process.poll() is None)
+        return process.returncode
+
+
+def serve(app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool]) -> None:
+    """Takes tasks from the SuperNode at this address, one after the other, for as long as it is alive."""
+    with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
+        while alive():
+            try:
+                found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+            except httpx.HTTPError:  # it is not up yet, or going down
+                time.sleep(_POLL)
+                continue
+            if found.HasField("task") and found.token:
+                with suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
+                    _answer(app, address, found.token)
+            else:
+                time.sleep(_POLL)
+
+
+def _answer(app: ClientApp, address: str, token: str) -> None:
+    """One message, answered as Flower's own process would, but by the app that is here."""
+    with _client(address, RuntimeTokenHttpInterceptor(token)) as client, _heartbeat(client):
+        message, context, _, _ = pull_task_input(client)  # the server's app is left where it is
+        try:
+            push_message(client, app(message=message, context=context), context)
+        except Exception as error:
+            log(WARNING, "a message could not be answered: %s", error)
+            push_task_output(client, context, SubStatus.FAILED, type(error).__name__)
+            raise
+        push_task_output(client, context, SubStatus.COMPLETED, "")
+
+
+@contextmanager
+def _client(address: str, interceptor: object) -> Iterator[RuntimeHttpClient]:
+    client = RuntimeHttpClient.from_server_address(
+        address, True, None, [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
+    """Tells that the task is under way. Flower's own would stop this process when a task has expired."""
+
+    def beat() -> bool:
+        with suppress(httpx.HTTPError):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    sender = HeartbeatSender(beat)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()
+
+
+@contextmanager
+def _supernode(place: Place, insecure: bool, port: int, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
+    agreed = place.config.consortium
+    assert agreed
+    secure = ["--root-certificates", str(place.folder / CA), "--auth-supernode-private-key", str(place.folder / KEY)]
+    options = {
+        "--superlink": agreed.address,
+        "--isolation": "process",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--superexec-auth-secret-file": str(scratch / "secret"),
+    }
+    command = [sys.executable, "-c", _SUPERNODE, *(word for pair in options.items() for word in pair)]
+    environment = {**os.environ, "FLWR_HOME": str(scratch)}
+    process = subprocess.Popen([*command, *(["--insecure"] if insecure else secure)], env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

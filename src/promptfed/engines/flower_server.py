@@ -1,0 +1,98 @@
+"""The server of a consortium: a ServerApp around the round loop, with the run's folder on the server's own disk.
+
+Flower does not go on with a run whose SuperLink was killed. The folder does: the same name submitted again begins
+behind the last completed round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import api
+from .. import config as C
+from ..build import Parts
+from ..errors import UserError
+from ..record import View
+from ..server import Line
+from ..sites import AGREED, run_name
+from .flower import FlowerClients
+from .flower_app import expected
+
+# isort: split
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
+NODES = "nodes.json"  # which node is which client
+
+
+def main(grid: Grid, context: Context) -> None:
+    if FOLDER not in os.environ:
+        raise UserError(f"{FOLDER} must name the folder of the consortium where the SuperLink is started")
+    folder = Path(os.environ[FOLDER])
+    path = folder / "runs" / run_name(context.run_config.get("run"))
+    config = agreed(folder, path)
+    begun = (path / "checkpoint.safetensors").exists()
+
+    def engine(parts: Parts, _: Path) -> FlowerClients:
+        return FlowerClients(
+            grid,
+            expected(parts, nodes(folder)),
+            timeout=config.engine.deadline,
+            patience=config.engine.patience,
+            poll=0.5,
+            enough=1 if begun else None,
+        )
+
+    api.execute(config, path, resume=True, view=Log(), engine=engine)
+
+
+def agreed(folder: Path, run: Path) -> C.Config:
+    """The consortium's configuration, which must not change while a run is under way."""
+    config = C.make(C.read(folder / AGREED))
+    if config.consortium is None:
+        raise UserError(f'"{folder / AGREED}" has no [consortium]')
+    if not (run / "checkpoint.safetensors").exists():
+        return config
+    before, now = C.make(C.read(run / "config.toml")).complete(), config.complete()
+    for key in now:
+        if key not in ("rounds", "engine") and now[key] != before.get(key):
+            raise UserError(f'{key} in {AGREED} has changed since run "{run.name}" began: submit it under another name')
+    return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}])[0]
+
+
+def nodes(folder: Path) -> dict[int, int] | None:
+    """Which node is which client, where sites have been admitted by their keys."""
+    file = folder / NODES
+    return {int(node): int(client) for node, client in json.loads(file.read_text()).items()} if file.exists() else None
+
+
+server_app = ServerApp()
+server_app.main()(main)
+
+
+class Log(View):
+    """Rounds, as lines of Flower's log."""
+
+    def begin(self, round: int, clients: Sequence[int]) -> None:
+        log(20, "round %d: clients %s", round, ", ".join(map(str, clients)))
+
+    def end(self, line: Line) -> None:
+        log(20, "%s", told(line))
+
+
+def told(line: Line) -> str:
+    """A round in one line."""
+    parts = [f"round {line['round']}"]
+    if line["train_loss"] is not None:
+        parts.append(f"loss {line['train_loss']:.4f}")
+    mean = line.get("aggregated", {}).get("summary", {}).get("local", {}).get("mean")
+    if mean is not None:
+        parts.append(f"mean test accuracy {100 * mean:.1f} %")
+    parts.append(f"{line['seconds']['train'] + line['seconds'].get('evaluate', 0.0):.1f} s")
+    parts += [f"without client {who['client']}: {who['why']}" for who in line["left_out"]]
+    return ", ".join(parts)

@@ -1,0 +1,174 @@
+"""Differential privacy of what clients send: an update is clipped and noised where the data are, before it leaves.
+
+Every client adds all the noise that its own guarantee needs, so neither the server nor the other clients are trusted.
+Two sets of training data of one client give updates that differ by at most 2 clip after clipping, and the noise on each
+of their numbers has the deviation noise x clip: an answer is a Gaussian mechanism of multiplier noise / 2. The server
+knows who takes part in a round, so that sampling amplifies nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .errors import UserError
+from .method import Method
+from .params import Params
+from .seeding import rng
+
+UNIT = "all training samples of one client, replaced by any others, as many"
+COVERS = "what clients send after local training, over all rounds"
+NOT_COVERED = (
+    "evaluation: counts on held-out samples, of models that a client has trained or adapted without noise too",
+    "how many training samples a client has, whether it answers, and how long it takes",
+    "classes and normalisation, which are agreed on beforehand",
+    "floating-point arithmetic: the bound is of real numbers",
+)
+_POINTS = 1e-4  # the grid of privacy losses, in parts of their mean and deviation: epsilon is exact to 0.1 %
+# What a client may say of its data besides the update, by the hook that says it.
+_TELLS = {"enroll": "at first contact", "report": "with its update"}
+
+
+class Privacy(BaseModel):
+    """The [privacy] section: noise on what clients send, and how much they reveal in spite of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    clip: float = Field(0.0, ge=0, description="what a client's update of a round is shortened to (L2); 0: no privacy")
+    noise: float = Field(
+        0.0,
+        ge=0,
+        description="deviation of the noise that a client adds to each number of its update, in units of clip",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="the delta that epsilon is stated for")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.noise and not self.clip:
+            raise UserError(f"privacy.noise = {self.noise} needs privacy.clip above 0: noise is in units of it")
+        return self
+
+    @property
+    def on(self) -> bool:
+        return self.clip > 0
+
+    def release(self, up: Params, still: Params, random: Callable[[int], bytes]) -> Params:
+        """What goes up in place of `up`. `still` is what would go up had training changed nothing: it must not depend
+        on the client's data. `random` gives that many random bytes."""
+        if {name: p.shape for name, p in up.items()} != {name: p.shape for name, p in still.items()}:
+            raise UserError("privacy.clip: the method's updates have not the same names and shapes with all data")
+        # In float64: what is rounded for the journey is rounded behind the noise.
+        change = {name: p.cpu().double() - still[name].cpu().double() for name, p in up.items()}
+        norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
+        # That training has failed would tell of the data too. It counts as no change.
+        scale = min(1.0, self.clip / norm) if norm and math.isfinite(norm) else 0.0
+        sent: Params = {}
+        for name, c in change.items():
+            kept = c * scale if scale else torch.zeros_like(c)
+            noised = still[name].cpu().double() + kept + self.noise * self.clip * gaussian(c.shape, random)
+            sent[name] = noised.to(up[name])
+        return sent
+
+
+def gaussian(shape: torch.Size, random: Callable[[int], bytes]) -> torch.Tensor:
+    """Normal numbers from random bytes, eight each: a site's come from the operating system, not from a short seed that
+    the server could guess."""
+    whole = np.frombuffer(random(8 * shape.numel()), np.uint64)
+    uniform = ((whole >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
+    normal: torch.Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+    return normal.reshape(shape)
+
+
+def randomness(seed: int | None, round: int, client: int) -> Callable[[int], bytes]:
+    """Random bytes: repeatable ones in a simulation, which protect nobody; without a seed the operating system's."""
+    return os.urandom if seed is None else rng(seed, round, client, "privacy").bytes
+
+
+def check(method: Method, name: str) -> None:
+    """Raises UserError for methods of which more leaves a client than the update, or nothing at all."""
+    for hook, when in _TELLS.items():
+        if getattr(type(method), hook) is not getattr(Method, hook):
+            raise UserError(
+                f'privacy.clip: "{name}" says more of its data {when} than the update that is clipped and noised; '
+                "leave it at 0 or take another method"
+            )
+    if all(role == "private" or role in method.private for role in method.tuning.role_names()):
+        raise UserError(f'privacy.clip: "{name}" sends no update that could be clipped; leave it at 0')
+
+
+def check_stats(method: Method, stats: Params) -> None:
+    """The same for what only training tells: sums over the samples that its loss sends with the update."""
+    if stats:
+        raise UserError(
+            f"privacy.clip: {type(method).__name__} sends sums over its samples ({', '.join(stats)}) with the update, "
+            "which are not clipped and noised; leave it at 0 or take another method"
+        )
+
+
+# ---- what is revealed
+
+
+def epsilon(noise: float, answers: int, delta: float) -> float:
+    """What so many answers of one client reveal, by dp-accounting; infinite without noise."""
+    if not answers:
+        return 0.0
+    if not noise:
+        return math.inf
+    accounting()
+    import dp_accounting
+
+    multiplier = noise / 2  # the deviation against the largest difference, 2 clip
+    each = math.sqrt(answers) / multiplier  # deviation of the privacy loss; its mean is half the square
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=_POINTS * (each + each**2 / 2))
+    accountant.compose(dp_accounting.GaussianDpEvent(multiplier), answers)
+    return float(accountant.get_epsilon(delta))
+
+
+def accounting() -> None:
+    """Raises UserError where dp-accounting is missing: before a run rather than behind it."""
+    if find_spec("dp_accounting") is None:
+        raise UserError('privacy.noise needs dp-accounting to state epsilon: pip install "promptfed[privacy]"')
+
+
+def answers(asked: Iterable[tuple[int, Iterable[int]]], seeded: bool) -> Counter[int]:
+    """How often each client has answered at most, from the rounds and clients that were asked. A round that is trained
+    again after a crash is answered in the same bits where noise is seeded, and with new noise where it is not."""
+    times = [(round, client) for round, clients in asked for client in clients]
+    return Counter(client for _, client in (set(times) if seeded else times))
+
+
+def statement(privacy: Privacy, answered: Mapping[int, int], clients: int, seeded: bool) -> dict[str, Any]:
+    """What result.json says of it. An epsilon of none is infinite."""
+    known = {n: epsilon(privacy.noise, n, privacy.delta) for n in {0, *answered.values()}}
+
+    def finite(n: int) -> float | None:
+        return known[n] if math.isfinite(known[n]) else None
+
+    each = {client: answered.get(client, 0) for client in range(clients)}
+    return {
+        **privacy.model_dump(),
+        "epsilon": finite(max(known)),
+        "per_client": {str(client): {"answers": n, "epsilon": finite(n)} for client, n in each.items()},
+        "unit": UNIT,
+        "covers": COVERS,
+        "not_covered": list(NOT_COVERED),
+        "randomness": "seeded: a simulation, which protects nobody" if seeded else "each site's operating system",
+    }
+
+
+def sentence(stated: Mapping[str, Any]) -> str:
+    """For a person, in one line."""
+    spent = "infinite (there is no noise)" if stated["epsilon"] is None else f"{stated['epsilon']:.3g}"
+    most = max(each["answers"] for each in stated["per_client"].values())
+    return (
+        f"privacy: epsilon {spent} at delta {stated['delta']:g} for a client's training data, over at most {most} "
+        f"updates (clip {stated['clip']:g}, noise {stated['noise']:g}); evaluation is not covered"
+    )

@@ -1,0 +1,198 @@
+"""A site of a consortium, in a folder of its own: what it has agreed to, where its images are, and what it keeps.
+
+site.toml        which client it is, where its images and weights are
+consortium.toml  what all have agreed on: the server's own file, word for word
+runs/NAME/       of each run: what is private (clients/), and what the site was last sent (received.safetensors)
+cache/           its images, decoded
+
+The folder is for its owner alone. Nothing in it is ever sent but what a method shares.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from . import build, record
+from . import config as C
+from .data import Dataset, DatasetConfig, Federation, Site, folders, load
+from .data.partition import stratified
+from .data.sources import Source
+from .errors import UserError, one_sentence, unknown
+from .host import Host, Message
+from .seeding import rng
+from .store import Store
+from .wire import pack, unpack
+
+if TYPE_CHECKING:
+    from .serving import Predictor
+
+SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
+SETTINGS, AGREED, RECEIVED = "site.toml", "consortium.toml", "received.safetensors"
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+# ---- images
+
+
+def source(path: Path) -> Source:
+    if not path.is_dir():
+        raise UserError(f'--data = "{path}" is not a folder')
+    try:
+        found = folders.folder(path, ()).read(path)
+    except UserError:
+        found = None
+    if found is None or found.domains or found.sites:
+        raise UserError(f'--data = "{path}" must hold images as class/*.jpg, in one folder for each class')
+    return found
+
+
+def places(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
+    """Where the folder's classes are among the known ones. Case, and _ for a space, make no difference."""
+    spelled = {_spelled(name): i for i, name in enumerate(known)}
+    for name in classes:
+        if name not in known and _spelled(name) not in spelled:
+            raise unknown(f'--data = "{path}": class', name, known)
+    return [known.index(name) if name in known else spelled[_spelled(name)] for name in classes]
+
+
+def _spelled(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+def share(dataset: Dataset, seed: int) -> Site:
+    """All of a dataset, split into training, validation and test data: always alike."""
+    parts = stratified([np.arange(len(dataset))], dataset.labels, SPLIT, rng(seed, "join"))[0]
+    return Site(dataset.name, *(np.sort(index) for index in parts))
+
+
+# ---- the folder
+
+
+def run_name(name: Any) -> str:
+    """A run's name, which becomes that of a folder at the server and at every site."""
+    if not isinstance(name, str) or not _RUN.fullmatch(name):
+        raise UserError(f'run = "{str(name)[:100]}" must be letters, digits, "-", "_" and ".", 100 at most')
+    return name
+
+
+class Settings(BaseModel):
+    """site.toml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    client: int = Field(ge=0, description="which client of the consortium this is")
+    data: str = Field(description="its images: class/*.jpg")
+    backbone: str | None = Field(None, description="where the weights are here; none: where the agreed name says")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    threads: int = Field(0, ge=0, description="threads on a CPU; 0: as many as torch likes")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site's folder, read."""
+
+    folder: Path
+    settings: Settings
+    config: C.Config
+
+    @classmethod
+    def open(cls, folder: Path) -> Place:
+        folder = folder.expanduser().absolute()
+        if not (folder / SETTINGS).exists():
+            raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
+        try:
+            settings = Settings.model_validate(C.read(folder / SETTINGS))
+        except ValidationError as error:
+            raise one_sentence(error, SETTINGS) from None
+        config = C.make(C.read(folder / AGREED))
+        if config.consortium is None:
+            raise UserError(f'"{folder / AGREED}" has no [consortium]')
+        if settings.client >= config.consortium.clients:
+            last = config.consortium.clients - 1
+            raise UserError(f"client = {settings.client} must be 0 to {last}, the clients of the consortium")
+        return cls(folder, settings, config)
+
+    def dataset(self) -> Dataset:
+        """Its images, decoded once, with the consortium's classes and normalisation."""
+        agreed, path = build.elsewhere(self.config).dataset, Path(self.settings.data).expanduser().absolute()
+        known = np.array(places(path, source(path).classes, agreed.classes))
+        channels, size, _ = agreed.images.shape[1:]
+        os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
+        held = load(DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std))
+        return replace(held, labels=known[held.labels], classes=agreed.classes)
+
+    def parts(self, device: str | None = None) -> build.Parts:
+        """As at the server, with this one site's images."""
+        settings, agreed = self.settings, self.config.backbone.name
+        here = {"device": device or settings.device, "threads": settings.threads, "workers": 1, "block": 1}
+        config = C.make(self.config.complete(), {"engine": here, "backbone": {"name": settings.backbone or agreed}})
+        dataset = self.dataset()
+        everyone = list(build.elsewhere(config).sites)
+        everyone[settings.client] = replace(share(dataset, config.seed), name=everyone[settings.client].name)
+        parts = build.assemble(config, Federation(dataset, tuple(everyone), {"name": "site"}))
+        parts.model.name = agreed
+        return parts
+
+    def run(self, name: str) -> Path:
+        """The folder of a run, by the name that the server gives it."""
+        return self.folder / "runs" / run_name(name)
+
+    def host(self, name: str, parts: build.Parts | None = None) -> SiteHost:
+        """What answers for the site in a run."""
+        folder, parts = self.run(name), parts or self.parts()
+        build.limit_threads(self.settings.threads, parts.device)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return cast(SiteHost, build.make_host(parts, folder / "clients", partial(SiteHost, folder=folder)))
+
+    def predictor(self, name: str | None = None, device: str = "auto") -> Predictor:
+        """The site's own model as it was last scored: what it was sent, with what is private."""
+        from . import serving
+
+        found = sorted((self.folder / "runs").glob(f"{name or '*'}/{RECEIVED}"), key=lambda p: p.stat().st_mtime)
+        if not found:
+            raise UserError(f'"{self.folder}" has no model yet: none has been evaluated here')
+        down, note = unpack(found[-1].read_bytes())
+        parts = self.parts(device)
+        store = Store(found[-1].parent / "clients")
+        try:
+            params = serving.adapted(parts, store, down, self.settings.client, note["before"])
+        finally:
+            store.close()
+        site = parts.federation.sites[self.settings.client]
+        about = {"client": self.settings.client, "site": site.name, "n_train": len(site.train)}
+        return serving.predictor(parts, params, {**about, "round": note["before"] - 1, "metrics": note["metrics"]})
+
+
+@dataclass
+class SiteHost(Host):
+    """A host that keeps what its site is sent, so that its model can be used where it is."""
+
+    folder: Path = Path()
+    run: int = 0  # Flower's number of the run: a later one may begin with round 1 again
+
+    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+        said, answers = super().__call__(note, blobs)
+        if note["ask"] == "evaluate" and not note["after_local"]:
+            self._keep(note, blobs, said)
+        return said, answers
+
+    def _keep(self, note: dict[str, Any], blobs: list[bytes], said: dict[str, Any]) -> None:
+        """The first that is scored behind a round is the site's own model; a common one may follow."""
+        file, turn = self.folder / RECEIVED, {"run": self.run, "before": note["round"]}
+        if file.exists():
+            last = unpack(file.read_bytes())[1]
+            if {key: last.get(key) for key in turn} == turn:
+                return
+        test = said["clients"][0]["test"]
+        accuracy = sum(test["tp"]) / test["n"] if test["n"] else None
+        metrics = {"aggregated": {"n_test": test["n"], "accuracy": accuracy}}
+        record.write(file, pack(unpack(blobs[note["blob"][0]])[0], {**turn, "metrics": metrics}))

@@ -1,0 +1,282 @@
+"""What a stranger may send, without end: the readers of engines/flower_wire.py under atheris.
+
+    python tests/fuzz/flower_wire.py -runs=100000            # all readers
+    python tests/fuzz/flower_wire.py answer -runs=100000     # one of them: request, answer or blob
+
+A case is a value or Malformed in one printable line; anything else ends the run. An input is a byte that chooses the
+reader, a byte that chooses a way to spoil the arrays, then JSON and blobs with a mark between them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    import atheris
+
+    with atheris.instrument_imports(include=["promptfed.engines.flower_wire", "promptfed.wire"]):
+        import promptfed.engines.flower_wire as wire
+        from promptfed.wire import pack
+else:
+    import promptfed.engines.flower_wire as wire
+    from promptfed.wire import pack
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+READERS = ("request", "answer", "blob")
+ASKS = tuple(wire.TYPES)
+MARK = b"\xff\xfe\xfd"  # in no UTF-8
+SECONDS = 2.0  # of processor time that a case may take
+seen: Counter[str] = Counter()
+
+# ---- messages as they should be
+
+BLOB = pack(
+    {"up/body.weight": torch.arange(6.0).reshape(2, 3), "up/n": torch.tensor(3), "stats/seen": torch.ones(2) > 0}
+)
+DIGEST = "0123456789abcdef" * 4
+_SCORE = {"n": 3, "loss": 0.5, "tp": [1, 0], "fp": [0, 1], "fn": [1, 0]}
+_TO = {"clients": [0], "blob": [0], "once": [{"set": DIGEST}], "new": {DIGEST: 1}}
+REQUESTS: list[tuple[dict[str, Any], list[bytes]]] = [
+    ({"ask": "identify"}, []),
+    ({"ask": "enroll", **_TO}, [b"", BLOB]),
+    ({"ask": "train", "round": 3, "score": True, **_TO}, [BLOB, BLOB]),
+    ({"ask": "settle", "round": 3, **_TO}, [BLOB, b""]),
+    ({"ask": "evaluate", "round": 4, "pooled": True, "after_local": False, **_TO}, [BLOB, BLOB]),
+]
+ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
+    ("identify", {"client": 0, "n": 7, "fingerprint": {"seed": DIGEST}}, []),
+    ("enroll", {}, [BLOB]),
+    ("train", {"clients": [{"client": 0, "n": 7, "passes": 14, "loss": float("nan")}]}, [BLOB]),
+    (
+        "train",
+        {"clients": [{"client": 0, "n": 7, "passes": 14, "after_local": {"val": _SCORE, "test": _SCORE}}]},
+        [b""],
+    ),
+    ("settle", {}, []),
+    (
+        "evaluate",
+        {"clients": [{"client": 0, "passes": 0, "val": _SCORE, "test": _SCORE, "global": _SCORE, "groups": [[1, 2]]}]},
+        [],
+    ),
+    ("evaluate", {"error": "no space left"}, []),
+]
+
+
+def head(note: Any, blobs: list[bytes]) -> dict[str, Any]:
+    return {"version": 1, "note": note, "sizes": [len(blob) for blob in blobs]}
+
+
+def seeds() -> list[bytes]:
+    """Inputs that are valid messages."""
+    found = [bytes([0, 0]) + MARK.join([json.dumps(head(*one)).encode(), *one[1]]) for one in REQUESTS]
+    for ask, note, blobs in ANSWERS:
+        text = json.dumps(head(note, blobs)).encode()
+        found.append(bytes([1 + 3 * ASKS.index(ask), 0]) + MARK.join([text, *blobs]))
+    size = int.from_bytes(BLOB[:8], "little")
+    return [*found, bytes([2, 0]) + MARK.join([BLOB[8 : 8 + size], BLOB[8 + size :]])]
+
+
+# ---- a case
+
+
+def content(text: str, blobs: list[bytes], spoil: int) -> RecordDict:
+    """A message of Flower's, with one thing or another wrong about its arrays."""
+    arrays = {str(i): wire.array(blob) for i, blob in enumerate(blobs) if blob}
+    if arrays and spoil:
+        name, old = next(iter(arrays.items()))
+        arrays[name] = {
+            1: Array("uint8", (len(old.data) + 1,), "safetensors", old.data),
+            2: Array("object", old.shape, "safetensors", old.data),
+            3: Array("uint8", old.shape, "numpy.ndarray", old.data),
+            4: Array("uint8", (1 << 60,), "safetensors", old.data),
+            5: Array("uint8", (-1,), "safetensors", old.data),
+            6: Array("uint8", (), "safetensors", old.data),
+        }.get(spoil % 8, old)
+        if spoil % 8 == 7:
+            arrays["١"] = old  # a digit, elsewhere
+    whole = RecordDict({"promptfed": ConfigRecord({"json": text})})
+    if arrays:
+        whole["blobs"] = ArrayRecord(arrays)
+    return whole
+
+
+def allowed(read: Callable[[], Any]) -> Any:
+    """A value, or none where the case is Malformed. Whatever else it does is a fault."""
+    begun = time.process_time()
+    try:
+        found = read()
+    except wire.Malformed as error:
+        found, said = None, str(error)
+        assert said.isprintable(), f"not one printable line: {said!r}"
+        assert len(said) < 700, f"{len(said)} characters"
+    spent = time.process_time() - begun
+    assert spent < SECONDS, f"{spent:.1f} seconds"
+    return found
+
+
+def one(data: bytes) -> None:
+    """The case that these bytes stand for."""
+    if len(data) < 2:
+        return
+    reader, variant, spoil = READERS[data[0] % 3], data[0] // 3, data[1]
+    first, *blobs = data[2:].split(MARK)
+    if reader == "blob":
+        # The length in front is put right, except in every other variant: else hardly a header would be read.
+        whole = b"".join(blobs)
+        given = first + whole if variant % 2 else len(first).to_bytes(8, "little") + first + whole
+        found = allowed(lambda: wire.tensors(given))
+        if found is not None:
+            assert sum(p.numel() * p.element_size() for p in found.values()) <= len(given)
+    else:
+        message = content(first.decode("utf-8", "surrogateescape"), blobs, spoil)
+        if reader == "request":
+            found = allowed(lambda: wire.read_request(message))
+        else:
+            found = allowed(lambda: wire.read_answer(message, ASKS[variant % len(ASKS)]))
+        if found is not None:
+            assert sum(map(len, found[1])) == sum(map(len, blobs))
+    seen[f"{reader} {'malformed' if found is None else 'read'}"] += 1
+
+
+# ---- other cases from one
+
+_JUNK: list[Any] = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1.5,
+        -0.0,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "\x00",
+        "\n",
+        "\ud800",
+        "NaN",
+        [],
+        {},
+    ),
+    *(1 << 31, 1 << 32, 1 << 53, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, 1 << 64, 10**400, DIGEST, DIGEST + "\n"),
+    *(
+        "F32",
+        "BOOL",
+        "F8_E4M3",
+        "__metadata__",
+        "../../passwords",
+        "x" * 5000,
+        [[[[]]]],
+        [0] * 5000,
+        {"promptfed": "{}"},
+    ),
+]
+
+
+def mutated(tree: Any, g: random.Random) -> Any:
+    """JSON with one thing changed: a value, a key, what is missing, what is there twice, or how deep it is."""
+    if isinstance(tree, dict) and tree and g.random() < 0.8:
+        key = g.choice(list(tree))
+        rest = {k: v for k, v in tree.items() if k != key}
+        turn = g.randrange(6)
+        if turn == 0:
+            return rest
+        if turn == 1:
+            return {**tree, str(g.choice(_JUNK)): g.choice(_JUNK)}
+        if turn == 2:
+            return {**rest, str(g.choice(_JUNK)): tree[key]}
+        return {**tree, key: mutated(tree[key], g)}
+    if isinstance(tree, list) and tree and g.random() < 0.8:
+        at = g.randrange(len(tree))
+        turn = g.randrange(4)
+        if turn == 0:
+            return tree[:at] + tree[at + 1 :]
+        if turn == 1:
+            return [*tree, *tree]
+        return [*tree[:at], mutated(tree[at], g), *tree[at + 1 :]]
+    if isinstance(tree, int) and g.random() < 0.5:
+        return tree + g.choice([-8, -4, -1, 1, 4, 8, 1 << 32])
+    if g.random() < 0.1:
+        for _ in range(g.choice([1, 30, 300])):
+            tree = g.choice([[tree], {"a": tree}])
+        return tree
+    return g.choice(_JUNK)
+
+
+def written(tree: Any, g: random.Random) -> str:
+    """Its text: now and then with a key twice, or a few characters damaged."""
+    text = json.dumps(tree)
+    if g.random() < 0.1:
+        text = text.replace('"', '"version": 1, "', 1).replace("{", '{"sizes": [9], ', 1)
+    for _ in range(g.choice([0, 0, 0, 0, 1, 3])):
+        at = g.randrange(len(text) + 1)
+        text = (
+            text[:at]
+            + g.choice(["", "[", "}", '"', ",", ":", "\\u d800", "\\ud800", "é", "\x00", "9" * 5000])
+            + text[at + 1 :]
+        )
+    return text
+
+
+def mutate(data: bytes, g: random.Random) -> bytes:
+    """Another input, most often one whose JSON still parses and whose sizes are right."""
+    if len(data) < 2 or g.random() < 0.02:
+        data = g.choice(seeds())
+    first, *blobs = data[2:].split(MARK)
+    try:
+        tree = json.loads(first)
+    except (ValueError, RecursionError):
+        tree = g.choice(_JUNK)
+    if blobs and g.random() < 0.3:
+        at = g.randrange(len(blobs))
+        blobs[at] = blobs[at][: g.randrange(len(blobs[at]) + 1)] + g.choice([b"", b"\x00", b"\xff" * 8, blobs[at]])
+        blobs[at] = blobs[at][: 1 << 16]
+        if isinstance(tree, dict) and "sizes" in tree and g.random() < 0.8:
+            tree = {**tree, "sizes": [len(blob) for blob in blobs]}
+    else:
+        tree = mutated(tree, g)
+    kind = data[0] % 3 + 3 * g.randrange(len(ASKS)) if g.random() < 0.1 else data[0]
+    spoil = g.randrange(8) if g.random() < 0.1 else 0
+    text = written(tree, g).encode("utf-8", "surrogatepass")
+    return bytes([kind, spoil]) + MARK.join([text[: 1 << 18], *blobs[:6]])
+
+
+def main() -> None:
+    wanted = [READERS.index(sys.argv.pop(1))] if len(sys.argv) > 1 and sys.argv[1] in READERS else [0, 1, 2]
+    with tempfile.TemporaryDirectory() as corpus:
+        for i, seed in enumerate(one for one in seeds() if one[0] % 3 in wanted):
+            (Path(corpus) / str(i)).write_bytes(seed)
+
+        def custom(data: bytes, limit: int, seed: int) -> bytes:
+            g = random.Random(seed)
+            if g.random() < 0.3:  # as libFuzzer does it, in all but the first byte
+                return data[:1] + atheris.Mutate(data[1:], limit - 1) if len(data) > 1 else data
+            for _ in range(g.choice([1, 1, 2, 4])):
+                data = mutate(data, g)
+            return data[:limit]
+
+        def test(data: bytes) -> None:
+            one(data)
+            if sum(seen.values()) % 20_000 == 0:
+                print(dict(seen), flush=True)
+
+        atheris.Setup(
+            [*sys.argv, "-max_len=400000", "-timeout=20", "-rss_limit_mb=2048", corpus], test, custom_mutator=custom
+        )
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
