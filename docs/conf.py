@@ -33,6 +33,7 @@ nb_execution_timeout = 600
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
 
+smartquotes = False  # an option is --out, not a dash
 default_role = "code"  # docstrings write `names` with one backtick
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -290,6 +290,14 @@ def promptfed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return call
 
 
+def test_settings_of_the_rows_methods_need_not_suit_the_default_one(promptfed: Callable) -> None:
+    said = promptfed(
+        "compare", "--methods", "promptfl,local+promptfl", "method.context=4", "backbone=clip-mini", "dataset=shapes",
+        "--dry-run", "--no-timing",
+    )  # fmt: skip
+    assert said.count("512") >= 2
+
+
 def test_dry_run_starts_nothing(promptfed: Callable, file: Callable[..., Path], tmp_path: Path) -> None:
     said = promptfed("compare", file(), "--dry-run", "--no-timing", "--mini")
     assert "one, A" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -238,6 +239,8 @@ def _interruptible(again: str) -> Iterator[None]:
 
 def main() -> None:
     warnings.showwarning = lambda message, *_, **__: Console(stderr=True).print(f"warning: {message}", style="yellow")
+    if not console.is_terminal:
+        os.environ.setdefault("COLUMNS", "120")  # tables in a file or a pipe need not fit a screen
     sys.path.insert(0, "")  # method=my_module:MyMethod, next to where the command is run
     try:
         app()

@@ -198,6 +198,19 @@ def check_once(case, grid):
         assert value not in second
 
 
+def test_how_far_parameters_move_is_told_as_on_this_machine(tmp_path):
+    case = case_of("fedper", tmp_path, FEW)
+
+    def drifting(host):
+        host.drift = True
+        return host
+
+    with looped(case, tmp_path / "clients", wrap=drifting) as (clients, _):
+        line = go(case, clients, rounds=1).lines[0]
+    assert [told["client"] for told in line["moved"]] == [0, 1, 2]
+    assert all(told["roles"].keys() == {"body", "head"} and min(told["roles"].values()) > 0 for told in line["moved"])
+
+
 def test_few_messages_under_way_change_nothing(tmp_path):
     case = case_of("pfedpt", tmp_path)
     with looped(case, tmp_path / "clients", window=2) as (clients, _), case.clients() as (local, _):

@@ -173,6 +173,8 @@ def test_a_run_goes_on_without_those_who_fail(secure, tmp_path):
     assert why[3] == {}
     expected = reference(secure, tmp_path, rounds=4, absent={(3, 1)}, unheard={(1, 1), (2, 1), (2, 2)})
     assert equal(state(secure, "faults"), expected.state)
+    secure.nodes[2].end()
+    secure.nodes[2] = secure.node(2)
 
 
 def test_a_run_whose_superlink_was_killed_is_resumed_to_the_same_parameters(secure, tmp_path):

@@ -141,6 +141,7 @@ class FlowerClients(Clients):
                     bytes_down=received,
                     bytes_up=size,
                     error=error,
+                    moved=one.get("moved", {}),
                 )
             )
         self._all_failed(failed, sent)

@@ -77,6 +77,7 @@ def simulate(parts: Parts, folder: Path) -> FlowerClients:
             poll=0.02,
             window=16 * workers,
             strict=True,
+            patience=900.0,  # on a busy machine; if the simulation ends, `alive` says so at once
             alive=simulation.check,
             stop=simulation.close,
         )

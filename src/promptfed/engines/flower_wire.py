@@ -144,6 +144,7 @@ class _Trained(_Note):
     loss: float = math.nan
     error: _Sentence = ""
     after_local: _Scores | None = None
+    moved: Annotated[dict[_Name, float], Field(max_length=100)] = Field(default_factory=dict)
 
 
 class _Evaluated(_Scores):
