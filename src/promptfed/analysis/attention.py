@@ -105,9 +105,7 @@ def attention(opened: Opened, options: Options) -> Found:
     samples = opened.samples(data.images[index])
     bare = opened.bare(work, params)
     if opened.mixes:
-        raise UserError(
-            f'attention: "{opened.config.method.name}" mixes several models, each with a look of its own'
-        )
+        raise UserError(f'attention: "{opened.config.method.name}" mixes several models, each with a look of its own')
     if bare is None:
         raise UserError(f'attention: no prompt enters the images under "{opened.config.method.name}"')
     labels = torch.from_numpy(data.labels[index]).to(samples.y.device)
