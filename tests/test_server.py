@@ -366,3 +366,15 @@ def test_seconds_are_measured() -> None:
     line = go(Fake({1: 1})).lines[0]
     assert set(line["seconds"]) == {"train", "evaluate"}
     assert all(math.isfinite(value) and value >= 0 for value in line["seconds"].values())
+
+
+class Overflowing(FedAvg):
+    def aggregate(self, state: State, updates: list[Update]) -> State:
+        return {**state, "body.w": state["body.w"] * math.inf}
+
+
+def test_a_round_whose_aggregate_is_not_finite_counts_for_nothing() -> None:
+    recorder = Kept()
+    state = run(Overflowing(), MODEL, w(1, 2), Fake({1: 1, 2: 2}), Plan(1, 1.0, 0), recorder)
+    assert state["body.w"].tolist() == [1, 2]
+    assert [entry["why"] for entry in recorder.lines[0]["left_out"]] == ["aggregated to something not finite"] * 2

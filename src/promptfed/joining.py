@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def _train(
         before = scored(state, held.round)
         for round in range(held.round + 1, held.round + rounds + 1):
             updates, _ = clients.train({client: method.down(state, client)}, round, score=False)
-            used, left_out = screen(updates, [client], method.shared(parts.init))
+            used, left_out = screen(updates, [client], method.shared(parts.init), partial(method.unusable, state))
             if not used:
                 raise UserError(f'the new site cannot train with "{config.method.name}": {left_out[0]["why"]}')
             state = method.aggregate(state, used)

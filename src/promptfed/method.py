@@ -287,6 +287,11 @@ class Method(BaseModel):
         are found again in ctx.once without the prefix."""
         return state
 
+    def unusable(self, state: State, update: Update) -> str:
+        """Why an update's stats cannot be aggregated; empty if they can. They may come from a stranger: whatever
+        aggregate() and exchange() rely on is looked at here. Parameters have been."""
+        return ""
+
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Mean of what the clients sent, weighted by their numbers of samples."""
         return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}

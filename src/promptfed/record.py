@@ -187,7 +187,9 @@ def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
     """result.json: the numbers of a run, from its rounds."""
     seconds = [line["seconds"] for line in lines]
     stages = {stage: _stage(lines, stage) for stage in STAGES}
-    last = next(line for line in reversed(lines) if "aggregated" in line)
+    last = next((line for line in reversed(lines) if "aggregated" in line), None)
+    if last is None:
+        raise UserError("no client has answered an evaluation: there is no result; resume the run when they are there")
     return {
         **about,
         "rounds": len(lines),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from . import metrics
 from . import params as P
 from .engines.base import ONCE, Clients, Notice, Scores
+from .errors import UserError
 from .method import Method, State, Update
 from .models import Model
 from .params import Params
@@ -75,13 +77,18 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
         due = round % plan.eval_every == 0 or round == plan.rounds
         sent = {client: method.down(state, client) for client in chosen}
         updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
-        used, left_out = screen(updates, chosen, method.shared(init))
+        used, left_out = screen(updates, chosen, method.shared(init), partial(method.unusable, state))
         line = _line(round, chosen, used, left_out)
         if any(u.moved for u in used):
             line["moved"] = [{"client": u.client, "roles": dict(u.moved)} for u in used]
         if used:
-            state = method.aggregate(state, used)
-            second = method.exchange(state, used)
+            made = method.aggregate(state, used)
+            if P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
+                state = made
+                second = method.exchange(state, used)
+            else:  # each was finite, and what was made of them is not: the round is as if nobody had answered
+                second = {}
+                line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
             if second:
                 line["bytes"]["down"] += sum(clients.settle(second, round).values())
                 line["bytes"]["parameters_down"] += sum(map(P.numel, second.values()))
@@ -111,6 +118,8 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
 
 def _admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:
     for client, hello in clients.enroll(joining).items():
+        if not P.finite(hello):
+            raise UserError(f"client {client} cannot be enrolled: what it says of itself is not finite")
         state = method.admit(state, client, hello, round)
     return state
 
@@ -123,14 +132,17 @@ def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> lis
 
 
 def screen(
-    updates: Sequence[Update], asked: Sequence[int], shared: Params
+    updates: Sequence[Update],
+    asked: Sequence[int],
+    shared: Params,
+    unusable: Callable[[Update], str] = lambda update: "",
 ) -> tuple[list[Update], list[dict[str, Any]]]:
     """Updates that can be used, by client; and who is left out of the round, and why."""
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
         update = answered.get(client)
-        why = "no answer" if update is None else fault(update, shared)
+        why = "no answer" if update is None else fault(update, shared) or unusable(update)
         if update is None or why:
             left_out.append({"client": client, "why": why})
         else:
@@ -146,20 +158,20 @@ def fault(update: Update, shared: Params) -> str:
         return "other names or shapes than the shared parameters"
     if update.n < 1:
         return "no samples"
-    told = update.loss is None or math.isfinite(update.loss)
-    if not told or not P.finite({**update.up, **update.stats}):
+    told = [update.loss * update.n if update.loss is not None else 0.0, *update.moved.values()]
+    if not all(map(math.isfinite, told)) or not P.finite({**update.up, **update.stats}):
         return "non-finite update"
     return ""
 
 
 def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]]) -> Line:
-    losses = [(u.loss * u.n, u.n) for u in used if u.loss is not None]
+    losses = [(u.loss, u.n) for u in used if u.loss is not None]
     samples = sum(n for _, n in losses)
     return {
         "round": round,
         "clients": list(chosen),
         "left_out": list(left_out),
-        "train_loss": sum(loss for loss, _ in losses) / samples if samples else None,
+        "train_loss": sum(loss * n for loss, n in losses) / samples if samples else None,
         "passes": sum(u.passes for u in used),
         "bytes": {
             "clients": len(used),

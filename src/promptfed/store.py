@@ -59,7 +59,7 @@ class Store:
     def add(self, digest: str, blob: bytes) -> None:
         """Keeps a blob that was sent once."""
         file = self._path / "once" / digest
-        if file.exists():
+        if file.exists() and file.stat().st_size == len(blob):  # a power cut may have left less
             return
         file.parent.mkdir(mode=0o700, exist_ok=True)
         part = file.with_name(f"{digest}.{os.getpid()}")

@@ -8,6 +8,7 @@ all of the machine's addresses while it runs; `unshare -n` keeps it apart.
 
 import io
 import json
+import math
 import os
 import pickle
 import random
@@ -366,6 +367,9 @@ def test_in_a_simulation_it_is_an_error_if_everybody_fails(tmp_path):
         (lambda note, blobs: ({"clients": []}, blobs), "malformed message"),
         (lambda note, blobs: (note, []), "0 blobs in place of 1"),
         (lambda note, blobs: (note, [blobs[0][:-4]]), "do not fill it"),
+        (lambda note, blobs: ({"clients": [{**note["clients"][0], "loss": 1e308}]}, blobs), "non-finite update"),
+        (lambda note, blobs: ({"clients": [{**note["clients"][0], "moved": {"x": math.inf}}]}, blobs), "non-finite"),
+        (lambda note, blobs: ({"clients": [{**note["clients"][0], "error": "a\x1b[31m\nb"}]}, blobs), "a?[31m b"),
         (lambda note, blobs: (note, [pickle.dumps({"up/head.bias": 1})]), "malformed blob"),
         (lambda note, blobs: (note, [pack({"up/head.bias": torch.zeros(9)})]), "other names or shapes"),
         (lambda note, blobs: (note, [changed(blobs[0], lambda p: p.double())]), "other types"),
@@ -385,6 +389,47 @@ def test_an_answer_that_cannot_be_used_is_refused_with_its_reason(change, why, t
 
 def changed(blob, how):
     return pack({name: how(p) for name, p in unpack(blob)[0].items()})
+
+
+def test_what_is_said_to_be_nothing_is_not_said(tmp_path):
+    def edit(note, said):
+        answer, blobs = said()
+        if note["ask"] in ("train", "evaluate"):
+            nothing = {"after_local": None} if note["ask"] == "train" else {"groups": None, "global": None}
+            answer["clients"][0] |= nothing
+        return answer, blobs
+
+    case = case_of("fedavg", tmp_path)
+    with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
+        line = go(case, clients, rounds=1).lines[0]
+    assert not line["left_out"]
+    assert len(line["aggregated"]["clients"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("dp2fl", lambda stats: {}, "losses on other validation sets"),
+        ("dp2fl", lambda stats: {**stats, "stats/total": torch.tensor([-3.0])}, "losses that are none"),
+        ("dp2fl", lambda stats: {**stats, "stats/total": torch.ones(3)}, "losses that are none"),
+        ("sgpt", lambda stats: {"stats/selected": torch.ones(2)}, "counts of other groups"),
+        ("sgpt", lambda stats: {"stats/selected": -torch.ones(3)}, "counts of other groups"),
+    ],
+)
+def test_stats_that_cannot_be_aggregated_are_refused(name, change, why, tmp_path):
+    def edit(note, said):
+        answer, blobs = said()
+        if note["ask"] == "train" and note["clients"] == [0]:
+            params = unpack(blobs[0])[0]
+            up = {key: p for key, p in params.items() if key.startswith("up/")}
+            blobs = [pack({**up, **change({key: p for key, p in params.items() if key not in up})})]
+        return answer, blobs
+
+    case = case_of(name, tmp_path, FEW)
+    with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
+        line = go(case, clients, rounds=1).lines[0]
+    assert [entry["client"] for entry in line["left_out"]] == [0]
+    assert why in line["left_out"][0]["why"]
 
 
 def test_scores_of_other_classes_are_refused(tmp_path):

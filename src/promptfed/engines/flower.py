@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,6 +89,7 @@ class FlowerClients(Clients):
         self._sizes = dict.fromkeys(range(expected.clients), 0)
         self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
         self._delivered: set[tuple[int, str]] = set()
+        self._quiet: dict[int, float] = {}  # nodes that did not say who they are, and when they are asked again
         self._refused: set[int] = set()  # nodes that will not fit later either
         self._patience, self._enough = patience, enough
         self._tell: Tell = lambda notice: None
@@ -124,7 +126,7 @@ class FlowerClients(Clients):
             one = note["clients"][0]
             up = {name.removeprefix("up/"): v for name, v in tensors.items() if name.startswith("up/")}
             stats = {name.removeprefix("stats/"): v for name, v in tensors.items() if name.startswith("stats/")}
-            error = one.get("error", "")
+            error = _line(one.get("error", ""))
             if not error and any(up[name].dtype != p.dtype for name, p in self._expected.shared.items() if name in up):
                 error = "other types than the shared parameters"
             if "after_local" in one:
@@ -177,7 +179,7 @@ class FlowerClients(Clients):
         """Waits for all nodes, and learns which client each of them is."""
         count, patience = self._expected.clients, self._patience
         until = time.monotonic() + patience
-        while len(there := set(self._grid.get_node_ids())) < count and time.monotonic() < until:
+        while len(there := self._there()) < count and time.monotonic() < until:
             self._alive()
             time.sleep(min(self._poll, 0.1))
         for node, found in self._identify(sorted(there)).items():
@@ -195,10 +197,13 @@ class FlowerClients(Clients):
 
     def _present(self) -> dict[int, int]:
         """The clients whose nodes are there. One that has come back under another number is known again."""
-        there = set(self._grid.get_node_ids())
-        for node, found in self._identify(sorted(there - set(self._nodes.values()) - self._refused)).items():
+        there = self._there()
+        unknown = there - set(self._nodes.values()) - self._refused
+        quiet = {node for node, until in self._quiet.items() if until > time.monotonic()}
+        for node, found in self._identify(sorted(unknown - quiet), _SHORT).items():
             if isinstance(found, str):
-                continue  # it is asked again next time
+                self._quiet[node] = time.monotonic() + _SHORT  # it is asked again then
+                continue
             why = self._unwelcome(*found)
             if why:
                 warnings.warn(f"node {node} cannot take part: {why}", stacklevel=2)
@@ -206,6 +211,11 @@ class FlowerClients(Clients):
                 if found[0] not in self._nodes:
                     self._refused.add(node)
         return {client: node for client, node in self._nodes.items() if node in there}
+
+    def _there(self) -> set[int]:
+        """The nodes that are there; where sites were admitted, of these alone."""
+        there = set(self._grid.get_node_ids())
+        return there if self._expected.nodes is None else there & set(self._expected.nodes)
 
     def _unwelcome(self, client: int, n: int, fingerprint: dict[str, str], node: int) -> str:
         """Takes a node in, or says why not."""
@@ -215,7 +225,7 @@ class FlowerClients(Clients):
             return f"it says it is client {client}, and was admitted as client {place}"
         if client not in self._sizes:
             return f"it says it is client {client}, and there are clients 0 to {expected.clients - 1}"
-        if self._nodes.get(client) in set(self._grid.get_node_ids()):
+        if self._nodes.get(client) in self._there():
             return f"it says it is client {client}, as does node {self._nodes[client]}"
         other = differing(expected.fingerprint, fingerprint)
         if other:
@@ -224,10 +234,12 @@ class FlowerClients(Clients):
         self._delivered = {(c, digest) for c, digest in self._delivered if c != client}
         return ""
 
-    def _identify(self, nodes: Sequence[int]) -> dict[int, tuple[int, int, dict[str, str], int] | str]:
+    def _identify(
+        self, nodes: Sequence[int], most: float = math.inf
+    ) -> dict[int, tuple[int, int, dict[str, str], int] | str]:
         """-> of each node: client, samples, fingerprint and the node again; or what is wrong."""
         found: dict[int, tuple[int, int, dict[str, str], int] | str] = dict.fromkeys(nodes, "no answer")
-        timeout = min(self._patience, self._timeout or self._patience)
+        timeout = min(self._patience, self._timeout or self._patience, most)
         hello = wire.write({"ask": "identify"}, [])
         for node, reply in self._exchange("identify", nodes, lambda node: (node, hello, 0, ()), timeout):
             if isinstance(reply, str):
@@ -301,7 +313,9 @@ class FlowerClients(Clients):
                 else:
                     yield client, "its node takes no messages"
             self._alive()
-            replies = list(self._grid.pull_messages(list(waiting))) if waiting else []
+            replies, unreadable = self._pull(list(waiting))
+            for name in unreadable:
+                yield waiting.pop(name).client, "an answer that cannot be read"
             for message in replies:
                 under = waiting.pop(message.metadata.reply_to_message_id, None)
                 if under is not None:
@@ -310,6 +324,18 @@ class FlowerClients(Clients):
             waiting = {i: under for i, under in waiting.items() if under.deadline > now}
             if waiting and not replies:
                 time.sleep(self._poll)
+
+    def _pull(self, names: Sequence[str]) -> tuple[list[Message], list[str]]:
+        """Answers that have come; and to which messages one has come that Flower cannot make sense of."""
+        if not names:
+            return [], []
+        try:
+            return list(self._grid.pull_messages(list(names))), []
+        except _UNREADABLE:
+            if len(names) == 1:
+                return [], list(names)
+        each = [self._pull([name]) for name in names]
+        return [message for found, _ in each for message in found], [name for _, bad in each for name in bad]
 
     def _read(self, message: Message, ask: str, under: _Under) -> _Reply:
         """An answer, or why there is none. Nothing in it can raise."""
@@ -353,6 +379,8 @@ class FlowerClients(Clients):
 
 
 _PARTS = ("val", "test", "global")
+_SHORT = 60.0  # seconds in which a node that comes in the middle of a run must say who it is
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what Flower raises for objects that are none
 # What Flower answers for nodes that do not, in the words of a record.
 _SILENT = {
     ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
@@ -362,9 +390,9 @@ _SILENT = {
 
 
 def _error(note: dict[str, Any]) -> str:
-    return next((str(one["error"]) for one in note.get("clients", ()) if one.get("error")), "")
+    return next((_line(one["error"]) for one in note.get("clients", ()) if one.get("error")), "")
 
 
 def _line(text: str) -> str:
-    """One line of what a node says, of bounded length."""
-    return " ".join(text.split())[:500]
+    """One line of what a node says, of bounded length and without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())[:500])

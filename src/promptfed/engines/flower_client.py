@@ -79,6 +79,8 @@ def _answered(find: Find, message: Message, context: Context) -> Said:
         raise UserError(f"client {client} has {other} than the server")
     if note["clients"] != [client]:
         raise UserError(f"client {note['clients'][0]} is asked, and this node is client {client}")
+    if not set(note["new"]) <= set(note["once"][0].values()):
+        raise wire.Malformed("malformed message: it holds what is sent once and does not name it")
     for digest, place in note["new"].items():
         if sha256(blobs[place]).hexdigest() != digest:
             raise wire.Malformed("malformed message: a blob that is sent once has another digest than it says")

@@ -118,6 +118,7 @@ def link(folder: Path, host: str = "127.0.0.1", insecure: bool = False) -> None:
         log_config=get_uvicorn_log_config(30),
         ssl_keyfile=key,
         ssl_certfile=server,
+        proxy_headers=False,  # nobody is believed who says where a request comes from
     )
 
 
@@ -135,6 +136,8 @@ def control(folder: Path, insecure: bool) -> Iterator[ControlHttpClient]:
     agreed = read(folder).consortium
     assert agreed
     address = f"127.0.0.1:{agreed.address.rpartition(':')[2]}"
+    if not insecure and not (folder / TLS / certificates.CA).exists():
+        raise UserError(f'"{folder / TLS}" holds no certificates: promptfed flower certs {folder} makes them')
     authority = None if insecure else (folder / TLS / certificates.CA).read_bytes()
     client = ControlHttpClient.from_server_address(
         address, insecure, authority, [RuntimeVersionHttpInterceptor(component_name="flwr")]

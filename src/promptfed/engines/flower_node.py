@@ -97,8 +97,12 @@ def serve(app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool]
                 time.sleep(_POLL)
                 continue
             if found.HasField("task") and found.token:
-                with suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
+                try:
                     _answer(app, address, found.token)
+                except httpx.HTTPError:  # the SuperNode is gone, or the task has expired
+                    continue
+                except Exception as error:  # of a message that is none: the next one may be
+                    log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
             else:
                 time.sleep(_POLL)
 
@@ -110,7 +114,6 @@ def _answer(app: ClientApp, address: str, token: str) -> None:
         try:
             push_message(client, app(message=message, context=context), context)
         except Exception as error:
-            log(WARNING, "a message could not be answered: %s", error)
             push_task_output(client, context, SubStatus.FAILED, type(error).__name__)
             raise
         push_task_output(client, context, SubStatus.COMPLETED, "")

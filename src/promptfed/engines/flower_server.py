@@ -68,7 +68,12 @@ def agreed(folder: Path, run: Path) -> C.Config:
 def nodes(folder: Path) -> dict[int, int] | None:
     """Which node is which client, where sites have been admitted by their keys."""
     file = folder / NODES
-    return {int(node): int(client) for node, client in json.loads(file.read_text()).items()} if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        return {int(node): int(client) for node, client in json.loads(file.read_text()).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f'"{file}" must hold {{"node": client, ...}}, as promptfed flower admit writes it') from None
 
 
 server_app = ServerApp()

@@ -262,7 +262,7 @@ def _read(content: RecordDict, schema: TypeAdapter[Any], limits: Limits) -> Mess
         if (found.dtype, found.shape, found.stype) != ("uint8", (size,), _STYPE) or len(found.data) != size:
             raise Malformed(f"malformed message: blob {i} is not {size} bytes of safetensors")
         blobs.append(found.data)
-    note: dict[str, Any] = parsed.note.model_dump(by_alias=True, exclude_unset=True)
+    note: dict[str, Any] = parsed.note.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
     return note, blobs
 
 

@@ -295,6 +295,21 @@ class Dp2fl(Method):
         }
         return {**own, **sets}
 
+    def unusable(self, state: State, update: Update) -> str:
+        held = [name.split(".")[1] for name in state if name.startswith("val.") and name.endswith(".x")]
+        if self.privacy == "sealed":
+            losses = ["total"]
+            sealed = [f"sealed.{_hex(state[f'val.{j}.key'])}" for j in held]
+        else:
+            losses, sealed = ["total", *(f"loss.{j}" for j in held)], []
+        missing = [name for name in (*losses, *sealed) if name not in update.stats]
+        if missing:
+            return "losses on other validation sets than it was sent"
+        told = [update.stats[name] for name in (*losses, *(["before"] if "before" in update.stats else []))]
+        if any(loss.numel() != 1 or float(loss) < 0 for loss in told):
+            return "losses that are none"
+        return ""
+
     def aggregate(self, state: State, updates: list[Update]) -> State:
         weights = global_weights([float(u.stats["total"]) for u in updates])
         made = {**state, **P.mean([u.up for u in updates], weights), **self.joined([u.client for u in updates])}

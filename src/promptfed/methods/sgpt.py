@@ -279,6 +279,12 @@ class Sgpt(Method):
     def begin(self, model: Model, init: Params, seed: int) -> State:
         return {**super().begin(model, init, seed), "counts": torch.zeros(self.prompts.groups)}
 
+    def unusable(self, state: State, update: Update) -> str:
+        selected = update.stats.get("selected")
+        if selected is None or (selected.shape == state["counts"].shape and bool((selected >= 0).all())):
+            return ""
+        return "counts of other groups than there are"
+
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Means weighted by samples, keys by selections; momentum on group prompts and keys (Eq. 7)."""
         # In double precision, so that the order of updates does not show.
