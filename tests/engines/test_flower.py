@@ -627,7 +627,9 @@ def ask_node(folder, note, blobs, kind="train.round", client=0):
 def test_a_node_refuses_what_is_not_for_it_and_says_so(tmp_path):
     assert "and this node is client 1" in ask_node(tmp_path, ASK, [BLOB], client=1)["error"]
     assert "of another type" in ask_node(tmp_path, ASK, [BLOB], kind="evaluate.round")["error"]
-    assert "another digest" in ask_node(tmp_path, {**ASK, "new": {DIGEST: 0}}, [BLOB])["error"]
+    assert "does not name it" in ask_node(tmp_path, {**ASK, "new": {DIGEST: 0}}, [BLOB])["error"]
+    named = {**ASK, "once": [{"x": DIGEST}], "new": {DIGEST: 0}}
+    assert "another digest" in ask_node(tmp_path, named, [BLOB])["error"]
     assert "malformed blob" in ask_node(tmp_path, ASK, [b"no safetensors"])["error"]
     assert "malformed message" in ask_node(tmp_path, "{}", [])["error"]
     assert not list((tmp_path / "clients").glob("once/*"))

@@ -176,24 +176,42 @@ class FlowerClients(Clients):
     # ---- who is there
 
     def _meet(self) -> None:
-        """Waits for all nodes, and learns which client each of them is."""
+        """Waits for all nodes, and learns which client each of them is. Whoever does not answer is asked again until
+        the patience is over: Flower takes a node for gone that was killed a moment ago, and for there that is gone."""
         count, patience = self._expected.clients, self._patience
         until = time.monotonic() + patience
-        while len(there := self._there()) < count and time.monotonic() < until:
+        while True:
+            there = self._there()
+            silent = self._take_in(there - set(self._nodes.values()) - self._refused, until - time.monotonic())
+            if len(self._nodes) >= count or time.monotonic() >= until:
+                break
             self._alive()
             time.sleep(min(self._poll, 0.1))
-        for node, found in self._identify(sorted(there)).items():
-            why = found if isinstance(found, str) else self._unwelcome(*found)
-            if why and self._enough is None:
+        for node, why in silent.items():
+            if self._enough is None:
                 raise UserError(f"node {node} cannot take part: {why}")
-            if why:
-                warnings.warn(f"node {node} cannot take part: {why}", stacklevel=3)
+            warnings.warn(f"node {node} cannot take part: {why}", stacklevel=3)
         if len(self._nodes) < (count if self._enough is None else self._enough):
             missing = ", ".join(str(client) for client in self._sizes if client not in self._nodes)
             raise UserError(
                 f'engine.name = "flower": {len(there)} of {count} nodes are there after {patience:g} s; '
                 f"no node is client {missing}"
             )
+
+    def _take_in(self, nodes: set[int], seconds: float) -> dict[int, str]:
+        """-> the nodes that did not answer. At the start of a run one that cannot take part is an error."""
+        silent = {}
+        for node, found in self._identify(sorted(nodes), max(seconds, 0.0)).items():
+            if isinstance(found, str) and found.startswith(_NO_ANSWER):
+                silent[node] = found
+                continue
+            why = found if isinstance(found, str) else self._unwelcome(*found)
+            if why and self._enough is None:
+                raise UserError(f"node {node} cannot take part: {why}")
+            if why:
+                warnings.warn(f"node {node} cannot take part: {why}", stacklevel=4)
+                self._refused.add(node)
+        return silent
 
     def _present(self) -> dict[int, int]:
         """The clients whose nodes are there. One that has come back under another number is known again."""
@@ -202,7 +220,8 @@ class FlowerClients(Clients):
         quiet = {node for node, until in self._quiet.items() if until > time.monotonic()}
         for node, found in self._identify(sorted(unknown - quiet), _SHORT).items():
             if isinstance(found, str):
-                self._quiet[node] = time.monotonic() + _SHORT  # it is asked again then
+                if found != _SILENT[ErrorCode.NODE_UNAVAILABLE]:  # which is known at once
+                    self._quiet[node] = time.monotonic() + _SHORT  # it is asked again then
                 continue
             why = self._unwelcome(*found)
             if why:
@@ -238,7 +257,7 @@ class FlowerClients(Clients):
         self, nodes: Sequence[int], most: float = math.inf
     ) -> dict[int, tuple[int, int, dict[str, str], int] | str]:
         """-> of each node: client, samples, fingerprint and the node again; or what is wrong."""
-        found: dict[int, tuple[int, int, dict[str, str], int] | str] = dict.fromkeys(nodes, "no answer")
+        found: dict[int, tuple[int, int, dict[str, str], int] | str] = dict.fromkeys(nodes, _NO_ANSWER)
         timeout = min(self._patience, self._timeout or self._patience, most)
         hello = wire.write({"ask": "identify"}, [])
         for node, reply in self._exchange("identify", nodes, lambda node: (node, hello, 0, ()), timeout):
@@ -379,13 +398,14 @@ class FlowerClients(Clients):
 
 
 _PARTS = ("val", "test", "global")
+_NO_ANSWER = "no answer"
 _SHORT = 60.0  # seconds in which a node that comes in the middle of a run must say who it is
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what Flower raises for objects that are none
 # What Flower answers for nodes that do not, in the words of a record.
 _SILENT = {
-    ErrorCode.MESSAGE_UNAVAILABLE: "no answer in time",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "no answer in time",
-    ErrorCode.NODE_UNAVAILABLE: "no answer: its node is gone",
+    ErrorCode.MESSAGE_UNAVAILABLE: f"{_NO_ANSWER} in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: f"{_NO_ANSWER} in time",
+    ErrorCode.NODE_UNAVAILABLE: f"{_NO_ANSWER}: its node is gone",
 }
 
 
