@@ -121,8 +121,8 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) ->
     """All runs, validated before the first one starts: every row with its first seed, then the second seeds.
 
     Of the common settings the first table is the file's, over which columns go; the others are given besides."""
-    # The method is each row's own: what is said of it need not suit the one that would run by default.
-    base = C.make(*({key: value for key, value in table.items() if key != "method"} for table in common))
+    # All else is checked with the rows, whose methods and columns it belongs to.
+    base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
     split = base.seed if base.partition.seed is None else base.partition.seed
     jobs = []
     for turn in range(max(len(row.seeds) for row in rows)):
