@@ -16,11 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from logging import WARNING
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from ..certificates import CA, KEY, write_private
 from ..errors import UserError
@@ -29,6 +31,7 @@ from .flower_client import Resident, client_app
 
 # isort: split
 import httpx
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.logger import log
@@ -87,36 +90,51 @@ def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], 
         return process.returncode
 
 
+_Task = tuple[ExitStack, RuntimeHttpClient, Message, Context]  # what is to be put away behind it, and what is asked
+
+
 def serve(app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool]) -> None:
-    """Takes tasks from the SuperNode at this address, one after the other, for as long as it is alive."""
+    """Takes tasks from the SuperNode at this address for as long as it is alive, and answers one after the other.
+
+    What a task asks is fetched aside: of one whose SuperLink has died it may never come, and others must not wait.
+    """
+    ready: SimpleQueue[_Task] = SimpleQueue()
     with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
         while alive():
             try:
                 found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                if found.HasField("task") and found.token:
+                    threading.Thread(target=_fetch, args=(address, found.token, ready), daemon=True).start()
             except httpx.HTTPError:  # it is not up yet, or going down
                 time.sleep(_POLL)
-                continue
-            if found.HasField("task") and found.token:
-                try:
-                    _answer(app, address, found.token)
-                except httpx.HTTPError:  # the SuperNode is gone, or the task has expired
-                    continue
-                except Exception as error:  # of a message that is none: the next one may be
-                    log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
-            else:
-                time.sleep(_POLL)
+            with suppress(Empty):
+                while True:
+                    _answer(app, *ready.get(timeout=_POLL))
 
 
-def _answer(app: ClientApp, address: str, token: str) -> None:
+def _fetch(address: str, token: str, ready: SimpleQueue[_Task]) -> None:
+    """What is asked. The server's app comes with it, and is left where it is."""
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(_client(address, RuntimeTokenHttpInterceptor(token)))
+            stack.enter_context(_heartbeat(client))
+            message, context, _, _ = pull_task_input(client)
+        except Exception as error:  # the SuperNode is gone, the task has expired, or the message is none
+            log(WARNING, "a message could not be fetched: %s: %s", type(error).__name__, error)
+            return
+        ready.put((stack.pop_all(), client, message, context))
+
+
+def _answer(app: ClientApp, stack: ExitStack, client: RuntimeHttpClient, message: Message, context: Context) -> None:
     """One message, answered as Flower's own process would, but by the app that is here."""
-    with _client(address, RuntimeTokenHttpInterceptor(token)) as client, _heartbeat(client):
-        message, context, _, _ = pull_task_input(client)  # the server's app is left where it is
+    with stack, suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
         try:
             push_message(client, app(message=message, context=context), context)
-        except Exception as error:
+        except Exception as error:  # of a message that is none: the next one may be
+            log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
             push_task_output(client, context, SubStatus.FAILED, type(error).__name__)
-            raise
-        push_task_output(client, context, SubStatus.COMPLETED, "")
+        else:
+            push_task_output(client, context, SubStatus.COMPLETED, "")
 
 
 @contextmanager
