@@ -94,12 +94,18 @@ def gaussian_mechanism(multiplier, delta):
 def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(noise, rounds):
     # Replacing the data moves a clipped update by 2 clip at most; k answers are one with noise less by sqrt(k).
     exact = gaussian_mechanism(noise / 2 / math.sqrt(rounds), 1e-5)
-    assert exact <= epsilon(noise, rounds, 1e-5) <= exact * 1.001
+    assert exact <= epsilon({noise: rounds}, 1e-5) <= exact * 1.001
 
 
 def test_no_noise_is_no_bound_and_no_answer_reveals_nothing():
-    assert epsilon(0.0, 3, 1e-5) == math.inf
-    assert epsilon(1.0, 0, 1e-5) == 0
+    assert epsilon({0.0: 3}, 1e-5) == math.inf
+    assert epsilon({1.0: 0, 0.0: 0}, 1e-5) == 0
+
+
+def test_answers_with_different_noise_add_up_as_normal_noise_does():
+    exact = gaussian_mechanism((3 / 1.0**2 + 40 / 4.0**2) ** -0.5, 1e-5)
+    assert exact <= epsilon({2.0: 3, 8.0: 40, 5.0: 0}, 1e-5) <= exact * 1.001
+    assert epsilon({2.0: 3, 0.0: 1}, 1e-5) == math.inf
 
 
 # ---- on a real host
@@ -213,7 +219,7 @@ def test_a_run_states_what_each_client_revealed(tmp_path):
     stated = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
     assert stated == found.numbers["privacy"]
     assert [each["answers"] for each in stated["per_client"].values()] == took_part
-    assert stated["per_client"]["0"]["epsilon"] == epsilon(2.0, took_part[0], 1e-5)
+    assert stated["per_client"]["0"]["epsilon"] == epsilon({2.0: took_part[0]}, 1e-5)
     assert stated["epsilon"] == max(each["epsilon"] for each in stated["per_client"].values())
     assert (stated["clip"], stated["noise"], stated["delta"]) == (1.0, 2.0, 1e-5)
     assert stated["not_covered"] == list(NOT_COVERED)

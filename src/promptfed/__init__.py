@@ -5,11 +5,11 @@ from .comparison import compare
 from .data import Dataset, DatasetConfig, Federation, Partition, federate
 from .data import load as load_dataset
 from .errors import UserError
-from .joining import join
 from .method import Batch, Context, FedAvg, Method, Phase, State, Update
 from .models import Model
 from .params import Params
 from .serving import Predictions, Predictor, export, load
+from .serving.joining import join
 from .tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
 
 __all__ = [

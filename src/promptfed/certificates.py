@@ -92,7 +92,11 @@ def _general(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(host)
+    except ValueError:
+        raise UserError(f'--host = "{host}" must be a name in ASCII or an address; xn--... for other letters') from None
 
 
 def _certificate(

@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import api, build, catalog, comparison, dryrun, flower_commands, privacy, serve_commands, view
+from . import api, build, catalog, comparison, dryrun, flower_commands, privacy, view
 from . import config as C
 from .analysis.command import analyse
 from .errors import UserError, unknown
+from .serving.command import export, join, predict
 
 app = typer.Typer(
     help="Prompt-based federated learning over vision models.",
@@ -200,9 +201,9 @@ def report(
     write(folders, out)
 
 
-app.command()(serve_commands.predict)
-app.command()(serve_commands.export)
-app.command()(serve_commands.join)
+app.command()(predict)
+app.command()(export)
+app.command()(join)
 app.command()(analyse)
 app.add_typer(flower_commands.app, name="flower")
 

@@ -175,6 +175,9 @@ def site(
     ca: Annotated[Path | None, typer.Option("--ca", help="the ca.pem that came with it")] = None,
     backbone: Annotated[str | None, typer.Option("--backbone", help="where the weights are on this machine")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")] = "auto",
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="what this site's updates may reveal at most, over all runs")
+    ] = None,
 ) -> None:
     """Make this site's folder and its key pair, and look at its images."""
     _needs_flower()
@@ -182,7 +185,8 @@ def site(
 
     if (folder / sites.SETTINGS).exists():
         raise UserError(f'"{folder}" holds a site already')
-    settings = {"client": client, "data": str(data.expanduser().absolute()), "backbone": backbone, "device": device}
+    images = str(data.expanduser().absolute())
+    settings = {"client": client, "data": images, "backbone": backbone, "device": device, "epsilon": epsilon}
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     try:
@@ -203,7 +207,7 @@ def site(
 
 @app.command()
 def check(folder: SiteFolder) -> None:
-    """Look whether everything is here: images, weights, keys."""
+    """Look whether everything is here: images, weights, keys; and how much has been revealed."""
     _needs_flower()
     from . import certificates, sites
 
@@ -212,6 +216,10 @@ def check(folder: SiteFolder) -> None:
         if not (folder / name).exists():
             raise UserError(f'"{folder / name}" is missing')
     _describe(place.parts(), place.settings.client)
+    ledger = place.ledger()
+    if ledger:
+        limit = "no limit" if place.settings.epsilon is None else f"at most {place.settings.epsilon:g}"
+        _say(f"updates released so far: {sum(ledger.answers().values())}, epsilon {ledger.epsilon():.3g} ({limit})")
 
 
 @app.command()

@@ -116,19 +116,22 @@ def check_stats(method: Method, stats: Params) -> None:
 # ---- what is revealed
 
 
-def epsilon(noise: float, answers: int, delta: float) -> float:
-    """What so many answers of one client reveal, by dp-accounting; infinite without noise."""
-    if not answers:
+def epsilon(answers: Mapping[float, int], delta: float) -> float:
+    """What so many answers of one client with each noise reveal together, by dp-accounting; infinite without noise."""
+    if not any(answers.values()):
         return 0.0
-    if not noise:
+    if answers.get(0.0):
         return math.inf
     accounting()
     import dp_accounting
 
-    multiplier = noise / 2  # the deviation against the largest difference, 2 clip
-    each = math.sqrt(answers) / multiplier  # deviation of the privacy loss; its mean is half the square
-    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=_POINTS * (each + each**2 / 2))
-    accountant.compose(dp_accounting.GaussianDpEvent(multiplier), answers)
+    # The deviation against the largest difference, 2 clip.
+    multipliers = {noise / 2: n for noise, n in answers.items() if n}
+    # Deviation of the privacy loss; its mean is half the square.
+    loss = math.sqrt(sum(n / multiplier**2 for multiplier, n in multipliers.items()))
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=_POINTS * (loss + loss**2 / 2))
+    for multiplier, n in multipliers.items():
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), n)
     return float(accountant.get_epsilon(delta))
 
 
@@ -147,7 +150,7 @@ def answers(asked: Iterable[tuple[int, Iterable[int]]], seeded: bool) -> Counter
 
 def statement(privacy: Privacy, answered: Mapping[int, int], clients: int, seeded: bool) -> dict[str, Any]:
     """What result.json says of it. An epsilon of none is infinite."""
-    known = {n: epsilon(privacy.noise, n, privacy.delta) for n in {0, *answered.values()}}
+    known = {n: epsilon({privacy.noise: n}, privacy.delta) for n in {0, *answered.values()}}
 
     def finite(n: int) -> float | None:
         return known[n] if math.isfinite(known[n]) else None

@@ -3,6 +3,7 @@
 site.toml        which client it is, where its images and weights are
 consortium.toml  what all have agreed on: the server's own file, word for word
 runs/NAME/       of each run: what is private (clients/), and what the site was last sent (received.safetensors)
+released.json    how many updates it has released under differential privacy, of all runs
 cache/           its images, decoded
 
 The folder is for its owner alone. Nothing in it is ever sent but what a method shares.
@@ -12,31 +13,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from . import build, record
 from . import config as C
+from .client import Work
 from .data import Dataset, DatasetConfig, Federation, Site, folders, load
 from .data.partition import stratified
 from .data.sources import Source
 from .errors import UserError, one_sentence, unknown
 from .host import Host, Message
+from .ledger import Ledger
+from .params import Params
+from .privacy import accounting
 from .seeding import rng
-from .store import Store
 from .wire import pack, unpack
 
-if TYPE_CHECKING:
-    from .serving import Predictor
-
 SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
-SETTINGS, AGREED, RECEIVED = "site.toml", "consortium.toml", "received.safetensors"
+SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
+_EMPTY = 100_000  # bytes that a run takes before it has begun
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -94,6 +97,8 @@ class Settings(BaseModel):
     backbone: str | None = Field(None, description="where the weights are here; none: where the agreed name says")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
     threads: int = Field(0, ge=0, description="threads on a CPU; 0: as many as torch likes")
+    runs_gb: float = Field(20.0, gt=0, description="disk that runs may take here, all together")
+    epsilon: float | None = Field(None, gt=0, description="what the site's updates may reveal at most, over all runs")
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,16 @@ class Place:
         if settings.client >= config.consortium.clients:
             last = config.consortium.clients - 1
             raise UserError(f"client = {settings.client} must be 0 to {last}, the clients of the consortium")
+        if settings.epsilon is not None:
+            accounting()
+            if not config.privacy.noise:
+                raise UserError(f"epsilon = {settings.epsilon:g} in {SETTINGS} needs privacy.noise above 0 in {AGREED}")
         return cls(folder, settings, config)
+
+    def ledger(self) -> Ledger | None:
+        """What it has released, where there is differential privacy."""
+        privacy = self.config.privacy
+        return Ledger(self.folder / RELEASED, privacy, self.settings.epsilon) if privacy.on else None
 
     def dataset(self) -> Dataset:
         """Its images, decoded once, with the consortium's classes and normalisation."""
@@ -149,27 +163,23 @@ class Place:
     def host(self, name: str, parts: build.Parts | None = None) -> SiteHost:
         """What answers for the site in a run."""
         folder, parts = self.run(name), parts or self.parts()
+        self.room(_EMPTY if not folder.exists() else 0)
         build.limit_threads(self.settings.threads, parts.device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return cast(SiteHost, build.make_host(parts, folder / "clients", partial(SiteHost, folder=folder)))
+        made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
+        return cast(SiteHost, build.make_host(parts, folder / "clients", made))
 
-    def predictor(self, name: str | None = None, device: str = "auto") -> Predictor:
-        """The site's own model as it was last scored: what it was sent, with what is private."""
-        from . import serving
-
-        found = sorted((self.folder / "runs").glob(f"{name or '*'}/{RECEIVED}"), key=lambda p: p.stat().st_mtime)
-        if not found:
-            raise UserError(f'"{self.folder}" has no model yet: none has been evaluated here')
-        down, note = unpack(found[-1].read_bytes())
-        parts = self.parts(device)
-        store = Store(found[-1].parent / "clients")
-        try:
-            params = serving.adapted(parts, store, down, self.settings.client, note["before"])
-        finally:
-            store.close()
-        site = parts.federation.sites[self.settings.client]
-        about = {"client": self.settings.client, "site": site.name, "n_train": len(site.train)}
-        return serving.predictor(parts, params, {**about, "round": note["before"] - 1, "metrics": note["metrics"]})
+    def room(self, more: int) -> None:
+        """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""
+        held = 0
+        for file in (self.folder / "runs").rglob("*"):
+            with suppress(FileNotFoundError):  # another process of the site's may be at work
+                held += file.lstat().st_blocks * 512
+        if held + more > self.settings.runs_gb * 1e9:
+            raise UserError(
+                f"runs_gb = {self.settings.runs_gb:g} in {SETTINGS}: {(held + more) / 1e9:.3g} GB would be needed; "
+                "old runs' folders can be deleted"
+            )
 
 
 @dataclass
@@ -177,13 +187,24 @@ class SiteHost(Host):
     """A host that keeps what its site is sent, so that its model can be used where it is."""
 
     folder: Path = Path()
+    room: Callable[[int], None] = lambda more: None
+    ledger: Ledger | None = None
     run: int = 0  # Flower's number of the run: a later one may begin with round 1 again
 
     def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+        self.room(sum(map(len, blobs)))
+        if self.ledger and note["ask"] == "train":
+            self.ledger.check()
         said, answers = super().__call__(note, blobs)
         if note["ask"] == "evaluate" and not note["after_local"]:
             self._keep(note, blobs, said)
         return said, answers
+
+    def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
+        sent = super().released(work, up, stats, round)
+        if self.ledger:
+            self.ledger.count()
+        return sent
 
     def _keep(self, note: dict[str, Any], blobs: list[bytes], said: dict[str, Any]) -> None:
         """The first that is scored behind a round is the site's own model; a common one may follow."""

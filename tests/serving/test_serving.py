@@ -12,14 +12,15 @@ import pytest
 import typer
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from serving_runs import NAMES, RUNS, Runs, fingerprint
 from typer.testing import CliRunner
 
-from promptfed import UserError, serve_commands, serving
+from promptfed import UserError, serving
 from promptfed.data.images import pixels
 from promptfed.record import Busy, Folder
+from promptfed.serving import command
 from promptfed.store import Store
 from promptfed.wire import pack, unpack
-from serving_runs import NAMES, RUNS, Runs, fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -338,8 +339,8 @@ def test_a_run_of_a_given_federation(runs, tmp_path):
 @pytest.fixture
 def call(monkeypatch):
     app = typer.Typer()
-    for command in (serve_commands.predict, serve_commands.export):
-        app.command()(command)
+    for made in (command.predict, command.export):
+        app.command()(made)
     monkeypatch.setenv("COLUMNS", "200")
 
     def of(*words, error=None):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from serving_runs import NAMES, RUNS, Runs, fingerprint, pictures
 from typer.testing import CliRunner
 
-from promptfed import UserError, joining, serve_commands, serving, sites
+from promptfed import UserError, serving, sites
 from promptfed.data.partition import stratified
 from promptfed.seeding import rng
-from serving_runs import NAMES, RUNS, Runs, fingerprint, pictures
+from promptfed.serving import command, joining
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +139,8 @@ def test_the_command(runs, site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     app = typer.Typer()
-    for command in (serve_commands.join, serve_commands.predict):
-        app.command()(command)
+    for made in (command.join, command.predict):
+        app.command()(made)
     said = CliRunner().invoke(app, ["join", str(runs["fedper"].folder), "--data", str(site), "--rounds", "2"])
     assert said.exit_code == 0, said.output
     out = tmp_path / "runs" / "fedper-join-clinic"

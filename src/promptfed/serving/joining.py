@@ -19,18 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from . import build, record
-from .client import Score
-from .data import Dataset, Federation
-from .engines.base import Scores
-from .engines.local import LocalClients
-from .errors import UserError
-from .host import Host
-from .method import State
-from .server import screen
-from .serving import Predictor, Trained, complain, decode, personal, predictor, trained
-from .sites import places, share, source
-from .store import Store
+from .. import build, record
+from ..client import Score
+from ..data import Dataset, Federation
+from ..engines.base import Scores
+from ..engines.local import LocalClients
+from ..errors import UserError
+from ..host import Host
+from ..method import State
+from ..server import screen
+from ..sites import places, share, source
+from ..store import Store
+from .images import complain, decode
+from .predictor import Predictor
+from .runs import Trained, personal, predictor, trained
 
 MODEL = "model.safetensors"
 _SHOWN = 30  # classes that have bars of their own
@@ -184,7 +186,7 @@ def _numbers(score: Score, classes: Sequence[str]) -> dict[str, Any]:
 
 def draw(numbers: dict[str, Any], path: Path) -> Path:
     """Accuracy before and after, as a whole and of each class that the site has test images of."""
-    from .report import style  # matplotlib is slow to import
+    from ..report import style  # matplotlib is slow to import
 
     stages = {"before": style.GREY, "after": style.BLUE}
     names = list(numbers["before"]["classes"])

@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .errors import unknown
+from ..errors import unknown
+from . import export as write
+from . import joining, load
 
 FORMATS = ("table", "json", "csv")
 
@@ -38,11 +40,9 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Tell what is on images, by the model of one client or the global one."""
-    from . import serving
-
     if form not in FORMATS:
         raise unknown("--format", form, FORMATS)
-    model = serving.load(run, client=client, common=common, backbone=backbone, device=device, trust=trust)
+    model = load(run, client=client, common=common, backbone=backbone, device=device, trust=trust)
     found = model.predict(images, batch)
     best = found.top(top)
     if form == "json":
@@ -77,9 +77,7 @@ def export(
     ] = None,
 ) -> None:
     """Write one model as a file of its own, which promptfed.load() and `promptfed predict` take."""
-    from . import serving
-
-    file = serving.export(run, out, client=client, common=common)
+    file = write(run, out, client=client, common=common)
     size = file.stat().st_size
     Console().print(f"{file} ({size:,} bytes), described by {file.with_suffix('.json').name}", soft_wrap=True)
 
@@ -92,8 +90,6 @@ def join(
     device: Device = "auto",
 ) -> None:
     """Let a new site start from a finished run: it gets a model of its own, the run stays as it is."""
-    from . import joining
-
     joined = joining.join(run, data, rounds=rounds, out=out, device=device)
     numbers, console = joined.numbers, Console()
     table = Table(title=f"{numbers['site']}: test accuracy in %, {numbers['n_test']} images", title_justify="left")
