@@ -3,7 +3,8 @@
 import pytest
 
 import promptfed
-from promptfed.methods import ALIASES, METHODS, backbones, create
+from fitting import SMALL, embedded, where
+from promptfed.methods import ALIASES, METHODS
 from promptfed.testing import check_method
 
 COMPOSITIONS = ("fedprox+pt", "moon+pt", "fedper+pt", "fedrep+pt", "fedavg+ft", "fedprox+ft", "moon+ft", "pfedpt+ft")
@@ -14,27 +15,11 @@ VARIANTS = (
     ("perfedavg", {"order": "second"}),
     ("fedavg", {"momentum": 0.9, "weight_decay": 0.01}),
 )
-# What makes each fit the embedded models.
-SMALL = {
-    "sgpt": {"groups": 3, "rare": 4, "shared_layers": (0,), "group_layers": (4, 5)},
-    "pfedpg": {"tokens": 2, "lr": 0.02},  # stacked training differs by rounding, which the published .25 would amplify
-    "tpfl": {"context": 2, "prompt_size": 2},
-    "atpfl": {"context": 2, "prompt_size": 2},
-    "dp2fl": {"depth": 2, "lr": 0.01},
-    "promptfl": {"context": 3},
-}
-
-
-def embedded(name):
-    """The model that the method runs on."""
-    return "clip-mini" if backbones(create(name)).startswith("CLIP") else "vit-mini"
 
 
 @pytest.mark.parametrize("name", [*METHODS, "pfedpt", "head-tune", "promptfl", *COMPOSITIONS])
 def test_method(name):
-    needed = backbones(create(name))
-    where = {} if needed == "any" else {"backbone": embedded(name), "size": 32}
-    check_method(name, **where, **SMALL.get(name, {}))
+    check_method(name, **where(name), **SMALL.get(name, {}))
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=lambda v: str(v))

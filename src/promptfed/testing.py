@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from . import methods, models
 from . import params as P
 from .client import Work, train
 from .data import Dataset, Federation, Site
-from .engines.base import ONCE
+from .engines.base import ONCE, Clients
 from .engines.local import LocalClients
 from .host import Host, Message, read_message
 from .method import Method, State
@@ -35,11 +36,15 @@ from .wire import unpack
 
 SIZES = (13, 7, 10, 1, 6)  # training samples: unequal, one client with a single one
 NAMES = ("circle", "square", "star", "ring")
+Answer = Callable[[dict[str, Any], list[bytes]], Message]
 LONER, BLIND = 3, 4  # the client with one sample, the one without validation and test data
 
 
-def check_method(name: str, backbone: str = "cnn", size: int = 16, **settings: Any) -> None:
-    """Runs all checks on images of size x size; an AssertionError says which one does not hold."""
+def check_method(
+    name: str, backbone: str = "cnn", size: int = 16, over: type[Case] | None = None, **settings: Any
+) -> None:
+    """Runs all checks on images of size x size; an AssertionError says which one does not hold. `over`: a kind of case
+    with another engine."""
     short = {"epochs": 2, "batch_size": 4, "prompt_epochs": 1, "head_epochs": 1, "iterations": 12, "finetune_epochs": 1}
     known = methods.fields(name)
     short = {
@@ -47,9 +52,8 @@ def check_method(name: str, backbone: str = "cnn", size: int = 16, **settings: A
     }
     method = methods.create(name, {**short, **settings})
     with tempfile.TemporaryDirectory() as folder, _cache(folder):
-        case = Case(
-            method, models.build(backbone, (3, size, size), 4, 5, NAMES), tiny_federation(Path(folder), size=size)
-        )
+        model = models.build(backbone, (3, size, size), 4, 5, NAMES)
+        case = (over or Case)(method, model, tiny_federation(Path(folder), size=size))
         for check in CHECKS:
             check(case)
     check_settings(name, method)
@@ -108,7 +112,7 @@ class Case:
         folder: Path | None = None,
         tap: Callable[[Message], None] | None = None,
         frozen_bytes: float = 1e9,
-    ) -> Iterator[tuple[LocalClients, Host]]:
+    ) -> Iterator[tuple[Clients, Host]]:
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(folder or Path(scratch))
             device = torch.device("cpu")
@@ -120,9 +124,13 @@ class Case:
                     tap(said)
                 return said
 
-            sizes = {i: len(site.train) for i, site in enumerate(self.federation.sites)}
-            yield LocalClients(sizes, [answer], block), host
+            yield self.engine(host, answer), host
             store.close()
+
+    def engine(self, host: Host, answer: Answer) -> Clients:
+        """Clients that answer so: on this machine. Another engine is checked by another kind of case."""
+        sizes = {i: len(site.train) for i, site in enumerate(self.federation.sites)}
+        return LocalClients(sizes, [answer], host.block)
 
     def run(self, rounds: int = 2, fraction: float = 1.0, recorder: Memory | None = None, **where: Any) -> Memory:
         recorder = recorder or Memory()
@@ -130,6 +138,25 @@ class Case:
             plan = Plan(rounds, fraction, self.seed, after_local="all")
             run(self.method, self.model, self.init, clients, plan, recorder)
         return recorder
+
+    @cached_property
+    def whole(self) -> Whole:
+        with tempfile.TemporaryDirectory() as folder:
+            said: list[Message] = []
+            recorder = self.run(folder=Path(folder), tap=said.append)
+            store = Store(Path(folder))
+            states = [store.get(client, before=99) for client in range(len(self.federation.sites))]
+            store.close()
+        return Whole(recorder, said, [value for state in states for value in private_values(state)])
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that several checks look at: its record, all that clients said, and the private values they ended with."""
+
+    recorder: Memory
+    said: list[Message]
+    kept: list[bytes]
 
 
 @dataclass
@@ -163,7 +190,7 @@ def equal(a: State | None, b: State | None) -> bool:
 
 def check_repeatable(case: Case) -> None:
     """Same seed, same result, to the last bit."""
-    first, second = case.run(), case.run()
+    first, second = case.whole.recorder, case.run()
     assert equal(first.state, second.state), "two runs with the same seed end with different parameters"
     assert first.scores == second.scores, "two runs with the same seed score differently"
 
@@ -200,12 +227,7 @@ def first_work(case: Case, host: Host, state: State, client: int) -> Work:
 
 def check_private(case: Case) -> None:
     """Only what is shared goes up, as many bytes as declared; no private value is found in anything a client says."""
-    said: list[Message] = []
-    with tempfile.TemporaryDirectory() as folder:
-        recorder = case.run(folder=Path(folder), tap=said.append)
-        store = Store(Path(folder))
-        kept = [value for client in range(len(SIZES)) for value in private_values(store.get(client, before=99))]
-        store.close()
+    recorder, said, kept = case.whole.recorder, case.whole.said, case.whole.kept
     shared = set(case.method.shared(case.init))
     if len(shared) < len(case.init):
         assert kept, "the method keeps parameters private but remembers none"
@@ -274,7 +296,7 @@ def check_newcomer(case: Case) -> None:
 
 def check_odd_clients(case: Case) -> None:
     """A client with one sample, one class or no test data is served like the others."""
-    line = case.run().lines[-1]
+    line = case.whole.recorder.lines[-1]
     assert not line["left_out"], f"left out: {line['left_out']}"
     rows = {row["client"]: row for row in line["aggregated"]["clients"]}
     assert len(rows) == len(SIZES)

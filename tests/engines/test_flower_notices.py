@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
 
-from test_flower import FEW, _cache, _identity, case_of, looped  # noqa: F401
+from loopback import FEW, case_of, looped
 
 from promptfed.testing import begun
 

@@ -10,8 +10,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "prompt
 
 from deployment import mode
 from flwr.app import Context, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-from test_flower import Loopback
+from loopback import Loopback
 from typer.testing import CliRunner
 
 from promptfed import UserError, build, certificates, flower_commands, sites
@@ -30,7 +29,6 @@ from site_folders import NAMES, SETTINGS_OF, consortium, pictures, site
 @pytest.fixture(autouse=True)
 def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 
 def command(*words):
@@ -141,6 +139,12 @@ def test_a_runs_name_is_the_name_of_a_folder(name):
 
 
 # ---- keys
+
+
+def test_a_name_that_no_certificate_can_hold_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match=r'--host = "köln.example" must be a name in ASCII'):
+        certificates.make_authority(tmp_path / "tls", ["127.0.0.1", "köln.example"])
+    assert not (tmp_path / "tls").exists()
 
 
 def test_the_certificate_is_trusted_through_the_authority_alone(tmp_path):

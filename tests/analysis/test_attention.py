@@ -1,0 +1,97 @@
+"""Where a model looks: Grad-CAM and attention against NumPy, and both on runs."""
+
+import numpy as np
+import pytest
+import torch
+from analysed import made
+from torch.nn import functional as F
+
+from promptfed import UserError, models
+from promptfed.analysis import Options
+from promptfed.analysis.attention import attention_map, different, grad_cam, look
+from promptfed.analysis.opened import Opened
+from promptfed.method import Batch
+from promptfed.models.base import Model
+from promptfed.tuning import Full
+
+
+class Toy(Model):
+    """A convolution, the mean over places, a linear head."""
+
+    def features(self, weights, x, tokens=None):
+        return F.conv2d(x, weights["body.conv"]).mean((2, 3))
+
+
+def toy() -> Toy:
+    g = torch.Generator().manual_seed(0)
+    shapes = {"body.conv": (3, 2, 2, 2), "head.weight": (4, 3), "head.bias": (4,)}
+    return Toy("toy", (2, 5, 6), 4, {name: torch.randn(shape, generator=g) for name, shape in shapes.items()})
+
+
+def test_grad_cam_of_a_model_that_is_differentiated_by_hand():
+    model, x, y = toy(), torch.randn(2, 2, 5, 6), torch.tensor([1, 3])
+    seen = look(Full(), model, dict(model.weights), Batch(x, y, None, torch.zeros(2), {}), None)
+    w, kernel = model.weights["head.weight"].numpy(), model.weights["body.conv"].numpy()
+    for n in range(2):
+        layer = np.zeros((3, 4, 5))
+        for i in range(4):
+            for j in range(5):
+                layer[:, i, j] = (kernel * x[n, :, i : i + 2, j : j + 2].numpy()).sum((1, 2, 3))
+        # The score is sum_k w_ck mean(A_k) + b_c: its slope in A_k is w_ck / 20 everywhere.
+        expected = np.maximum((w[int(y[n])][:, None, None] / 20 * layer).sum(0), 0)
+        np.testing.assert_allclose(seen.maps[n], expected, atol=1e-6)
+    assert not seen.prompt.any()
+
+
+def test_grad_cam_weighs_channels_by_their_mean_slope():
+    layer = torch.tensor([[[[1.0, -2.0]], [[3.0, 4.0]]]], requires_grad=True)
+    score = (layer * torch.tensor([[[[1.0, 3.0]], [[-1.0, 0.0]]]])).sum()
+    np.testing.assert_allclose(grad_cam(score, layer), [[[2 - 1.5, 0]]])
+
+
+def test_attention_is_that_of_the_tokens_that_are_read():
+    tower = models.vit((3, 8, 12), 2, 0, patch=4, depth=1, width=8, heads=2)
+    g = np.random.default_rng(0)
+    q, k = g.normal(size=(1, 2, 1, 4)), g.normal(size=(1, 2, 1 + 3 + 6, 4))
+    maps, prompt = attention_map(torch.from_numpy(q), torch.from_numpy(k), tower)
+    scores = np.exp(np.einsum("bhqd,bhkd->bhqk", q, k) / 2)
+    weights = (scores / scores.sum(-1, keepdims=True)).mean((1, 2))[0]
+    np.testing.assert_allclose(maps[0], weights[4:].reshape(2, 3))
+    np.testing.assert_allclose(prompt, [weights[1:4].sum()])
+
+
+def test_images_of_different_classes_come_first():
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    assert different(labels, np.arange(6), 4).tolist() == [0, 3, 5, 1]
+
+
+@pytest.mark.parametrize(("name", "cells"), [("pfedpt", 2 * 2), ("vpt", 4 * 4), ("dp2fl", 4 * 4)])
+def test_attention_of_a_run(finished, tmp_path, name, cells):
+    folder = finished(name)
+    rows = made(folder, "attention", tmp_path, Options((1,), 3))
+    opened = Opened(folder)
+    if name != "pfedpt":
+        by_image = [[row for row in rows if row["image"] == image] for image in {row["image"] for row in rows}]
+        for part in by_image:  # attention is a distribution over cls, prompts and patches
+            assert 0 < sum(float(row["with"]) for row in part) + float(part[0]["attention_to_prompt"]) < 1
+            assert float(part[0]["attention_to_prompt"]) > 0
+    assert len(rows) == min(3, len(opened.federation.sites[1].test)) * cells
+    assert {int(row["image"]) for row in rows} <= set(opened.federation.sites[1].test.tolist())
+    work, params = opened.own(1)
+    index = np.unique([int(row["image"]) for row in rows])
+    best = opened.probabilities(work, params, opened.host.samples(index)).argmax(1)
+    classes = opened.federation.dataset.classes
+    expected = {str(i): classes[b] for i, b in zip(index, best, strict=True)}
+    assert {row["image"]: row["predicted_with"] for row in rows} == expected
+    opened.close()
+
+
+def test_models_without_attention_or_convolutions():
+    class Flat(Model):
+        def features(self, weights, x, tokens=None):
+            return x.flatten(1)[:, :3] * weights["body.scale"]
+
+    model = Flat("flat", (1, 2, 2), 2, {**toy().weights, "body.scale": torch.ones(())})
+    batch = Batch(torch.ones(1, 1, 2, 2), torch.tensor([0]), None, torch.zeros(2), {})
+    with pytest.raises(UserError, match="neither attention nor convolutions"):
+        look(Full(), model, dict(model.weights), batch, None)

@@ -1,0 +1,57 @@
+"""Analyses of a comparison, on results made by hand."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from analysed import made
+
+from promptfed import UserError
+from promptfed import config as C
+from promptfed.analysis import make
+
+
+def comparison(out: Path) -> Path:
+    """Of results that were never run: two kinds of prompts, three sizes, two seeds, and a method without a prompt."""
+    rows = [("FedAvg", "fedavg", {}, 0.3)]
+    rows += [(f"padding {p}", "pfedpt", {"prompt_size": p}, 0.4 + p / 20) for p in (1, 2, 4)]
+    rows += [(f"patch {p}", "pfedpt", {"prompt_size": p, "prompt": "fixed-patch"}, 0.7 - p / 20) for p in (2, 4)]
+    for label, method, settings, accuracy in rows:
+        for seed in (0, 1):
+            folder = out / f"{label.lower().replace(' ', '-')}-seed{seed}"
+            folder.mkdir(parents=True)
+            config = C.make({"method": {"name": method, **settings}, "seed": seed, "dataset": {"name": "digits"}})
+            (folder / "config.toml").write_text(C.dump(config.complete()))
+            local = {"mean": accuracy + seed / 10, "worst": accuracy - 0.1, "std": 0.0, "weighted": accuracy}
+            wide = None if label == "patch 4" else accuracy - 0.05
+            numbers = {"metrics": {"aggregated": {"last": {"round": 1, "local": local, "global": wide}}}}
+            (folder / "result.json").write_text(json.dumps({"method": method, "seed": seed, **numbers}))
+    (out / "table.json").write_text(json.dumps([{"label": label} for label, *_ in rows]))
+    return out
+
+
+def test_scatter_of_all_runs(tmp_path):
+    rows = made(comparison(tmp_path / "all"), "scatter", tmp_path)
+    assert [row["label"] for row in rows[::2]] == ["FedAvg", *(f"padding {p}" for p in (1, 2, 4)), "patch 2", "patch 4"]
+    first = rows[2]
+    assert (first["global"], first["worst"]) == (repr(0.45 - 0.05), repr(0.45 - 0.1))
+    text = json.loads((tmp_path / "scatter.json").read_text())["text"]
+    assert "of 10 runs" in text
+    assert "2 without global accuracy left out" in text
+
+
+def test_sweep_over_kind_and_size(tmp_path):
+    rows = made(comparison(tmp_path / "all"), "sweep", tmp_path)
+    kinds = [("fedavg", ""), *(("padding", p) for p in "124"), *(("fixed-patch", p) for p in "24")]
+    assert {(row["kind"], row["size"]) for row in rows} == set(kinds)
+    text = json.loads((tmp_path / "sweep.json").read_text())["text"]
+    assert "padding 65.0 % at 4; fixed-patch 65.0 % at 2" in text  # means over seeds
+
+
+def test_a_sweep_needs_different_prompts(tmp_path):
+    folder = comparison(tmp_path / "all")
+    for one in folder.glob("p*"):
+        shutil.rmtree(one)
+    with pytest.raises(UserError, match="do not differ in kind or size"):
+        make(folder, ["sweep"])

@@ -1,0 +1,22 @@
+"""What makes each method fit the embedded models, and which of them it runs on."""
+
+from promptfed.methods import backbones, create
+
+SMALL = {
+    "sgpt": {"groups": 3, "rare": 4, "shared_layers": (0,), "group_layers": (4, 5)},
+    "pfedpg": {"tokens": 2, "lr": 0.02},  # stacked training differs by rounding, which the published .25 would amplify
+    "tpfl": {"context": 2, "prompt_size": 2},
+    "atpfl": {"context": 2, "prompt_size": 2},
+    "dp2fl": {"depth": 2, "lr": 0.01},
+    "promptfl": {"context": 3},
+}
+
+
+def embedded(name):
+    """The model that the method runs on."""
+    return "clip-mini" if backbones(create(name)).startswith("CLIP") else "vit-mini"
+
+
+def where(name):
+    """The smallest model and images that the method runs on, as check_method takes them."""
+    return {} if backbones(create(name)) == "any" else {"backbone": embedded(name), "size": 32}

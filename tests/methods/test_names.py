@@ -1,0 +1,149 @@
+"""Methods by name: compositions, settings and their defaults, and mistakes in one sentence."""
+
+from typing import Any
+
+import pytest
+
+from promptfed import methods
+from promptfed.errors import UserError
+from promptfed.method import FedAvg, Phase
+from promptfed.methods import ALIASES, METHODS, create, settings
+from promptfed.tuning import Full, Optimizer
+from tiny import PLAIN
+
+COMPOSITIONS = sorted(
+    {
+        *METHODS,
+        *ALIASES,
+        *(
+            f"{name}+{plugins}"
+            for name in (*PLAIN, "fedmix", "fedem", "tpfl", "pfedpg")
+            for plugins in ("pt", "st", "ft", "pt+ft")
+        ),
+        *(f"{name}+ft" for name in ALIASES),
+    }
+)
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_settings_make_the_same_method_again(name: str) -> None:
+    other = {"lr": 0.123, "batch_size": 7}
+    if "prompt_lr" in methods.fields(name):
+        other |= {"prompt_lr": 0.4}
+    for method in (create(name), create(name, other)):
+        found = settings(method)
+        assert found.keys() == methods.fields(name).keys()
+        again = create(name, found)
+        assert again == method
+        assert type(again) is type(method)
+        assert type(again.tuning) is type(method.tuning)
+    assert create(name, other).lr == 0.123
+    assert create(name, other) != create(name)
+
+
+def test_defaults_are_the_papers() -> None:
+    found = settings(create("pfedpt"))
+    paper = {"epochs": 5, "prompt_epochs": 5, "lr": 0.005, "prompt_lr": 1.0, "batch_size": 16, "prompt_size": 4}
+    assert {key: found[key] for key in paper} == paper
+    assert found["prompt"] == "padding"
+    assert settings(create("fedprox"))["mu"] == 1e-4
+    assert settings(create("moon"))["mu"] == 1.0
+    assert settings(create("fedrep"))["head_lr"] == 0.01
+    assert settings(create("fedmtl"))["iterations"] == 4000
+    assert settings(create("fedbabu"))["finetune_steps"] == 1
+    assert settings(create("fedavg+ft"))["finetune_epochs"] == 5
+
+
+def test_an_alias_is_its_composition() -> None:
+    assert create("pfedpt") == create("fedavg+pt")
+    assert create("pfedpt-tokens+ft") == create("fedavg+ft+st")
+
+
+def test_a_plug_ins_default_gives_way_to_a_setting() -> None:
+    assert create("fedavg+ft", {"finetune_epochs": 2}).finetune_epochs == 2
+    assert methods.fields("fedavg+ft")["finetune_epochs"].default == 5
+    assert methods.fields("fedavg")["finetune_epochs"].default == 0
+
+
+def test_plain_methods_tune_all_weights() -> None:
+    assert all(create(name).tuning == Full() for name in PLAIN if name != "fedrod")
+    assert type(create("fedavg")) is FedAvg
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("fedavgg", {}, r'^method\.name = "fedavgg" is unknown; did you mean "fedavg"\? \(allowed: .*moon.*pfedpt'),
+        ("zzz", {}, r'^method\.name = "zzz" is unknown \(allowed: '),
+        ("", {}, r'^method\.name = "" is unknown \(allowed: '),
+        (
+            "fedavg+pf",
+            {},
+            r'^method\.name = "fedavg\+pf": plug-in = "pf" is unknown; did you mean "[fp]t"\?.*ft, head',
+        ),
+        ("fedavg+", {}, r'^method\.name = "fedavg\+": plug-in = "" is unknown'),
+        ("fedavg+pt+st", {}, r'^method\.name = "fedavg\+pt\+st": at most one of \+pt, \+st'),
+        ("pfedpt+pt", {}, r'^method\.name = "pfedpt\+pt": at most one of'),
+        ("fedprox", {"nu": 1}, r'^method\.nu is not a setting of "fedprox"; did you mean "mu"\? \(allowed: .*lr.*mu'),
+        ("fedavg", {"mu": 1}, r'^method\.mu is not a setting of "fedavg"'),
+        ("fedavg", {"prompt_lr": 1}, r'^method\.prompt_lr is not a setting of "fedavg"'),
+        ("fedavg", {"tuning": 1}, r'^method\.tuning is not a setting of "fedavg"'),
+        ("pfedpt", {"inner": 1}, r'^method\.inner is not a setting of "pfedpt"'),
+        ("fedprox", {"mu": -1}, r"^method\.mu = -1 should be greater than or equal to 0$"),
+        ("fedavg", {"lr": 0}, r"^method\.lr = 0 should be greater than 0$"),
+        ("fedavg", {"epochs": 1.5}, r"^method\.epochs = 1\.5 should be a valid integer"),
+        ("fedavg", {"batch_size": "many"}, r"^method\.batch_size = 'many' should be a valid integer"),
+        ("fedavg", {"optimizer": "lion"}, r"^method\.optimizer = 'lion' should be 'sgd', 'adam' or 'adamw'$"),
+        ("fedavg", {"momentum": 1}, r"^method\.momentum = 1 should be less than 1$"),
+        ("perfedavg", {"order": "third"}, r"^method\.order = 'third' should be 'first' or 'second'$"),
+        ("moon", {"temperature": 0}, r"^method\.temperature = 0 should be greater than 0$"),
+        ("pfedpt", {"prompt_size": 0}, r"^method\.prompt_size = 0 should be greater than or equal to 1$"),
+        (
+            "pfedpt",
+            {"prompt": "circle"},
+            r"^method\.prompt = 'circle' should be 'padding', 'fixed-patch' or 'random-patch'$",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence_that_names_the_setting(
+    name: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        create(name, given)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_method_of_ones_own_is_named_by_module_and_class() -> None:
+    name = "promptfed.methods.fedprox:FedProx"
+    assert create(name, {"mu": 0.3}) == create("fedprox", {"mu": 0.3})
+    assert create(f"{name}+pt+ft", {"prompt_size": 2}) == create("fedprox+pt+ft", {"prompt_size": 2})
+    assert methods.fields(name).keys() == methods.fields("fedprox").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:Method", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("promptfed.method:Methud", "cannot be imported: .*Methud"),
+        ("promptfed.method:Batch", "is not a class derived from promptfed.Method"),
+        ("promptfed.method:annotations", "is not a class derived from promptfed.Method"),
+        (":Method", "cannot be imported"),
+        ("promptfed.method:", "cannot be imported"),
+    ],
+)
+def test_a_method_that_cannot_be_imported_is_a_user_error(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf'^method\.name = "{name}" {message}'):
+        create(name)
+
+
+def test_what_is_tuned_in_words() -> None:
+    assert methods.tunes(create("fedavg")) == "all weights"
+    assert methods.tunes(create("fedrep+pt+ft")) == "private pixel prompt + all weights"
+    assert methods.tunes(create("pfedpt-tokens")) == "private soft tokens + all weights"
+
+
+def test_phases_carry_the_methods_optimiser() -> None:
+    method = create("fedavg", {"optimizer": "adamw", "lr": 0.2, "weight_decay": 0.1, "momentum": 0.3, "batch_size": 5})
+    expected = Optimizer(kind="adamw", lr=0.2, momentum=0.3, weight_decay=0.1)
+    assert method.phases(1) == (Phase({"head": expected, "body": expected}, 5, epochs=5),)
