@@ -299,6 +299,8 @@ def test_a_run_that_has_begun_goes_on_with_those_who_are_there(two):
         FlowerClients(grid, expected(parts), poll=0.001, patience=0.1)
     clients = FlowerClients(grid, expected(parts), poll=0.001, patience=0.1, enough=1)
     assert clients.sizes() == {0: 28, 1: 0}
+    known = FlowerClients(grid, expected(parts), poll=0.001, patience=0.1, enough=1, sizes={0: 1, 1: 28})
+    assert known.sizes() == {0: 28, 1: 28}  # so that it is sampled as before, and recorded as not there
     grid.nodes[random.Random(1).getrandbits(60)] = 1
     state = parts.method.begin(parts.model, parts.init, 0)
     for client in range(2):

@@ -62,6 +62,7 @@ class FlowerClients(Clients):
     `window`: requests under way at once; none: all. Messages exist only for these.
     `patience`: seconds in which all nodes must be there at the start.
     `enough`: nodes that will do after that, for a run that has begun; none: all.
+    `sizes`: clients' training samples as they were known before, for such a run: who is missing is asked all the same.
     `strict`: whether it is an error if all that were asked fail: in a simulation the fault is then in the method.
     `alive`: called while waiting; raises if waiting has become pointless.
     `stop`: called by close().
@@ -77,6 +78,7 @@ class FlowerClients(Clients):
         window: int | None = None,
         patience: float = 120.0,
         enough: int | None = None,
+        sizes: Mapping[int, int] | None = None,
         strict: bool = False,
         alive: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
@@ -86,7 +88,7 @@ class FlowerClients(Clients):
         self._timeout, self._poll, self._window, self._strict = timeout, poll, window, strict
         self._alive, self._stop = alive, stop
         self._nodes: dict[int, int] = {}  # client -> node
-        self._sizes = dict.fromkeys(range(expected.clients), 0)
+        self._sizes = {client: (sizes or {}).get(client, 0) for client in range(expected.clients)}
         self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
         self._delivered: set[tuple[int, str]] = set()
         self._quiet: dict[int, float] = {}  # nodes that did not say who they are, and when they are asked again

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import api
+from .. import api, record
 from .. import config as C
 from ..build import Parts
 from ..errors import UserError
@@ -28,6 +28,7 @@ from flwr.serverapp import Grid, ServerApp
 
 FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
 NODES = "nodes.json"  # which node is which client
+SIZES = "sizes.json"  # of a run: how many training samples each client has, by what it said
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -39,14 +40,17 @@ def main(grid: Grid, context: Context) -> None:
     begun = (path / "checkpoint.safetensors").exists()
 
     def engine(parts: Parts, _: Path) -> FlowerClients:
-        return FlowerClients(
+        clients = FlowerClients(
             grid,
             expected(parts, nodes(folder)),
             timeout=config.engine.deadline,
             patience=config.engine.patience,
             poll=0.5,
             enough=1 if begun else None,
+            sizes=_numbers(path / SIZES, "client") if begun else None,
         )
+        record.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
+        return clients
 
     api.execute(config, path, resume=True, view=Log(), engine=engine)
 
@@ -67,13 +71,16 @@ def agreed(folder: Path, run: Path) -> C.Config:
 
 def nodes(folder: Path) -> dict[int, int] | None:
     """Which node is which client, where sites have been admitted by their keys."""
-    file = folder / NODES
+    return _numbers(folder / NODES, "node")
+
+
+def _numbers(file: Path, of: str) -> dict[int, int] | None:
     if not file.exists():
         return None
     try:
-        return {int(node): int(client) for node, client in json.loads(file.read_text()).items()}
+        return {int(key): int(value) for key, value in json.loads(file.read_text()).items()}
     except (ValueError, TypeError, AttributeError):
-        raise UserError(f'"{file}" must hold {{"node": client, ...}}, as promptfed flower admit writes it') from None
+        raise UserError(f'"{file}" is damaged: it must hold a number for each {of}, {{"{of}": number, ...}}') from None
 
 
 server_app = ServerApp()
