@@ -27,9 +27,8 @@ from .client import Samples, Work, train
 from .comparison import count, size
 from .config import Config
 from .data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, federate, load
-from .engines.base import ONCE
 from .errors import UserError
-from .method import Batch, Holdings, Method, Phase
+from .method import Batch, Holdings, Method, Phase, apart
 from .models import CLIP, Model
 from .models.known import KNOWN, fresh
 from .params import Params
@@ -81,7 +80,7 @@ def estimate(config: Config, clock: Clock | None = None) -> Estimate:
     roles = {role for phase in phases for role in phase.train}
     up = method.shared(init) if phases else {}
     received = receives(method, model, init, 1, 1)
-    down = {name: p for name, p in received.items() if not name.startswith(ONCE)} if phases else {}
+    down = apart(received)[0] if phases else {}
     first = _once(received)  # grows with the number of clients, and of each with its validation samples
     once = first
     if type(method).enroll is not Method.enroll:
@@ -219,7 +218,7 @@ def _holdings(method: Method, model: Model, validation: int) -> Holdings:
 
 
 def _once(received: Params) -> int:
-    return P.nbytes({name: p for name, p in received.items() if name.startswith(ONCE)})
+    return P.nbytes(apart(received)[1])
 
 
 def _size(params: Params) -> int:
@@ -313,8 +312,7 @@ def _pace(method: Method, model: Model, phases: Sequence[Phase], device: torch.d
     large = P.numel(model.weights) > 5e6
     init = P.to(method.tuning.init(model, 0), device)
     down = receives(method, model, init, 1, 1)
-    once = {name.removeprefix(ONCE): p for name, p in down.items() if name.startswith(ONCE)}
-    sent = {name: p for name, p in down.items() if not name.startswith(ONCE)}
+    sent, once = apart(down)
     start = method.start(init, sent, {}, {})
     frozen = 0.0
 

@@ -19,6 +19,7 @@ from .params import Params
 from .tuning import Full, Optimizer, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
+ONCE = "once."  # how the names begin of what travels once
 
 
 @dataclass(frozen=True)
@@ -322,3 +323,9 @@ class FedAvg(Method):
     """The contract's defaults, under their own name."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+
+def apart(down: Params) -> tuple[Params, Params]:
+    """What a client receives: what is sent every time, and what travels once, without the prefix."""
+    once = {name.removeprefix(ONCE): p for name, p in down.items() if name.startswith(ONCE)}
+    return {name: p for name, p in down.items() if not name.startswith(ONCE)}, once

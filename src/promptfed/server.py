@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 
 from . import metrics
 from . import params as P
-from .engines.base import ONCE, Clients, Notice, Scores
+from .engines.base import Clients, Notice, Scores
 from .errors import UserError
-from .method import Method, State, Update
+from .method import Method, State, Update, apart
 from .models import Model
 from .params import Params
 from .seeding import rng
@@ -179,7 +179,7 @@ def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: S
             "down": sum(u.bytes_down for u in used),
             "parameters_up": sum(P.numel(u.up) for u in used),
             # Of what travels once the bytes tell: this counts what is sent again every round.
-            "parameters_down": sum(p.numel() for u in used for name, p in u.sent.items() if not name.startswith(ONCE)),
+            "parameters_down": sum(P.numel(apart(u.sent)[0]) for u in used),
         },
     }
 

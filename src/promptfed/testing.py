@@ -24,10 +24,10 @@ from . import methods, models
 from . import params as P
 from .client import Work, train
 from .data import Dataset, Federation, Site
-from .engines.base import ONCE, Clients
+from .engines.base import Clients
 from .engines.local import LocalClients
 from .host import Host, Message, read_message
-from .method import Method, State
+from .method import Method, State, apart
 from .models import Model
 from .params import Params
 from .server import Line, Plan, Recorder, run
@@ -219,9 +219,9 @@ def begun(case: Case) -> State:
 
 def first_work(case: Case, host: Host, state: State, client: int) -> Work:
     """The client at the start of round 1, with what was sent once at hand."""
-    down = case.method.down(state, client)
-    work = host.work(client, {name: p for name, p in down.items() if not name.startswith(ONCE)}, 1)
-    work.once = {name.removeprefix(ONCE): p for name, p in down.items() if name.startswith(ONCE)}
+    always, once = apart(case.method.down(state, client))
+    work = host.work(client, always, 1)
+    work.once = once
     return work
 
 

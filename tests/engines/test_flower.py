@@ -12,11 +12,11 @@ from loopback import FEW, Loopback, case_of, expected, go, looped, same
 
 from promptfed import UserError
 from promptfed.engines import flower_client
-from promptfed.engines.base import ONCE
 from promptfed.engines.flower import Expected, FlowerClients
 from promptfed.engines.flower_client import client_app, fingerprint
 from promptfed.engines.flower_wire import read_answer, write
 from promptfed.host import Host
+from promptfed.method import apart
 from promptfed.methods import ALIASES, METHODS
 from promptfed.store import Store
 from promptfed.testing import SIZES, begun, equal, private_values
@@ -49,7 +49,7 @@ def test_every_method_ends_with_the_bits_and_bytes_of_the_local_engine(name, tmp
 def check_once(case, grid):
     """Validation sets travel with the first message only."""
     down = case.method.down(begun(case), 0)
-    large = [p.numpy().tobytes() for name, p in down.items() if name.startswith(ONCE) and name.endswith(".x")]
+    large = [p.numpy().tobytes() for name, p in apart(down)[1].items() if name.endswith(".x")]
     first, second = (sent for kind, client, sent in grid.asked if kind == "train.round" and client == 0)
     assert large
     for value in large:

@@ -19,11 +19,10 @@ from .. import config as C
 from .. import params as P
 from ..client import Samples, Work, chunks, context, train
 from ..data import Federation
-from ..engines.base import ONCE
 from ..errors import UserError
 from ..frozen import normalisation
 from ..host import Host
-from ..method import Batch, Context, Method, Phase, State
+from ..method import Batch, Context, Method, Phase, State, apart
 from ..methods import peel
 from ..methods.fedem import Mixture
 from ..models import Model
@@ -161,10 +160,8 @@ class Opened:
 
     def work(self, client: int) -> Work:
         """The client as it stands after the run."""
-        down = self.method.down(self.state, client)
-        once = {name.removeprefix(ONCE): p for name, p in down.items() if name.startswith(ONCE)}
-        rest = {name: p for name, p in down.items() if not name.startswith(ONCE)}
-        work = self.host.work(client, P.to(rest, self.host.device), self.round)
+        always, once = apart(self.method.down(self.state, client))
+        work = self.host.work(client, P.to(always, self.host.device), self.round)
         work.once = P.to(once, self.host.device)
         return work
 

@@ -10,8 +10,6 @@ from ..client import Score
 from ..method import Update
 from ..params import Params
 
-ONCE = "once."  # how names begin of what travels once
-
 
 @dataclass(frozen=True)
 class Scores:

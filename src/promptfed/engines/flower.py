@@ -7,21 +7,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..client import Score
 from ..errors import UserError
 from ..host import parse_score
-from ..method import Update
+from ..method import Update, apart
 from ..params import Params
 from ..wire import pack
 from . import flower_wire as wire  # first: it tells Flower to keep quiet
-from .base import ONCE, Clients, Notice, Scores, Tell
+from .base import Clients, Notice, Scores, Tell
 from .flower_client import differing
+from .once import Once
 
 # isort: split
 from flwr.app import Array, Message
@@ -89,8 +88,7 @@ class FlowerClients(Clients):
         self._alive, self._stop = alive, stop
         self._nodes: dict[int, int] = {}  # client -> node
         self._sizes = {client: (sizes or {}).get(client, 0) for client in range(expected.clients)}
-        self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
-        self._delivered: set[tuple[int, str]] = set()
+        self._once = Once()
         self._quiet: dict[int, float] = {}  # nodes that did not say who they are, and when they are asked again
         self._refused: set[int] = set()  # nodes that will not fit later either
         self._patience, self._enough = patience, enough
@@ -252,7 +250,7 @@ class FlowerClients(Clients):
         if other:
             return f"client {client} has {other} than the server"
         self._nodes[client], self._sizes[client] = node, n
-        self._delivered = {(c, digest) for c, digest in self._delivered if c != client}
+        self._once.lost(client)
         return ""
 
     def _identify(
@@ -287,17 +285,16 @@ class FlowerClients(Clients):
             begun[client] = time.monotonic()
             tell(client)
             down = sent[client]
-            large = {name: p for name, p in down.items() if name.startswith(ONCE)}
+            always, large = apart(down)
             if id(down) not in packed:
                 packed.clear()
-                rest = {name: p for name, p in down.items() if name not in large}
-                packed[id(down)] = wire.array(pack(rest))
-            once = {name.removeprefix(ONCE): self._digest(name, p) for name, p in large.items()} if large_too else {}
+                packed[id(down)] = wire.array(pack(always))
+            once = self._once.named(down) if large_too else {}
             blobs, places = [packed[id(down)]], {}
             for name, digest in once.items():
-                if (client, digest) not in self._delivered and digest not in places:
+                if not self._once.has(client, digest) and digest not in places:
                     if digest not in new:
-                        new[digest] = wire.array(pack({name: down[ONCE + name]}))
+                        new[digest] = wire.array(pack({name: large[name]}))
                     places[digest] = len(blobs)
                     blobs.append(new[digest])
             # A node may have come back with another model than it had, which its number does not tell.
@@ -371,10 +368,9 @@ class FlowerClients(Clients):
             for one in note.get("clients", []):
                 self._check(one, under.client)
         except UserError as error:
-            # It may have lost what it was sent once: that is sent again.
-            self._delivered = {(c, digest) for c, digest in self._delivered if c != under.client}
+            self._once.lost(under.client)
             return str(error)
-        self._delivered.update((under.client, digest) for digest in under.digests)
+        self._once.delivered(under.client, under.digests)
         return note, tensors, [len(blob) for blob in blobs], under.received
 
     def _check(self, one: dict[str, Any], client: int) -> None:
@@ -392,11 +388,6 @@ class FlowerClients(Clients):
         if "groups" in note:
             groups = np.array(note["groups"], np.int64).reshape(len(note["groups"]), self._expected.domains)
         return Scores(client, parts, passes, groups)
-
-    def _digest(self, name: str, p: Tensor) -> str:
-        if id(p) not in self._digests:
-            self._digests[id(p)] = (p, sha256(pack({name.removeprefix(ONCE): p})).hexdigest())
-        return self._digests[id(p)][1]
 
 
 _PARTS = ("val", "test", "global")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..client import Score
 from ..host import Message, parse_score, read_message
-from ..method import Update
+from ..method import Update, apart
 from ..params import Params
 from ..wire import pack, unpack
-from .base import ONCE, Clients, Notice, Scores, Tell
+from .base import Clients, Notice, Scores, Tell
+from .once import Once
 
 Answer = Callable[[dict[str, Any], list[bytes]], Message]
 
@@ -30,8 +29,7 @@ class LocalClients(Clients):
         self._hosts: SimpleQueue[Answer] = SimpleQueue()
         for host in hosts:
             self._hosts.put(host)
-        self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
-        self._delivered: set[tuple[int, str]] = set()
+        self._once = Once()
         self._threads = ThreadPoolExecutor(len(hosts)) if len(hosts) > 1 else None
         self._tell: Tell | None = None
 
@@ -114,20 +112,18 @@ class LocalClients(Clients):
             received: dict[int, int] = {}
             for client in group:
                 down = sent[client]
-                large = {name: p for name, p in down.items() if name.startswith(ONCE)}
+                always, large = apart(down)
                 if id(down) not in place:
                     place[id(down)] = len(blobs)
-                    blobs.append(pack({name: p for name, p in down.items() if name not in large} if large else down))
+                    blobs.append(pack(always))
                 received[client] = len(blobs[place[id(down)]])
-                if note["ask"] != "train" and not note.get("after_local"):  # nobody trains on the rest
-                    large = {}
-                once.append({name.removeprefix(ONCE): self._digest(name, p) for name, p in large.items()})
-                for name, p in large.items():
-                    digest = self._digest(name, p)
-                    if (client, digest) not in self._delivered:
+                trains = note["ask"] == "train" or note.get("after_local")  # nobody else needs what is sent once
+                once.append(self._once.named(down) if trains else {})
+                for name, digest in once[-1].items():
+                    if not self._once.has(client, digest):
                         if digest not in new:
                             new[digest] = len(blobs)
-                            blobs.append(pack({name.removeprefix(ONCE): p}))
+                            blobs.append(pack({name: large[name]}))
                         received[client] += len(blobs[new[digest]])
             index = [place[id(sent[client])] for client in group]
             host = self._hosts.get()
@@ -137,9 +133,8 @@ class LocalClients(Clients):
                 said, answers = host({**note, "clients": group, "blob": index, "once": once, "new": new}, blobs)
             finally:
                 self._hosts.put(host)
-            self._delivered.update(
-                (c, digest) for c, known in zip(group, once, strict=True) for digest in known.values()
-            )
+            for client, named in zip(group, once, strict=True):
+                self._once.delivered(client, named.values())
             # A worker knows how long its clients took; here, its start and the pipe would count too.
             self._notify(note["ask"], group, len(clients), said.get("seconds", perf_counter() - begun), said)
             return group, ({**said, "received": received}, answers)
@@ -159,11 +154,6 @@ class LocalClients(Clients):
             errors = {one["client"]: one["error"] for one in (said or {}).get("clients", ()) if "error" in one}
             for client in group:
                 self._tell(Notice(ask, client, asked, samples, seconds, errors.get(client, "")))
-
-    def _digest(self, name: str, p: Tensor) -> str:
-        if id(p) not in self._digests:
-            self._digests[id(p)] = (p, sha256(pack({name.removeprefix(ONCE): p})).hexdigest())
-        return self._digests[id(p)][1]
 
 
 def _scores(client: int, note: dict[str, Any], passes: int) -> Scores:

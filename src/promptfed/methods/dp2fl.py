@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from .. import params as P
 from ..client import CHUNK
 from ..errors import UserError
-from ..method import Batch, Context, Holdings, Method, State, Update
+from ..method import ONCE, Batch, Context, Holdings, Method, State, Update
 from ..models import CLIP, Model, ViT
 from ..models.base import dense, normal
 from ..models.text import Sentences
@@ -291,7 +291,7 @@ class Dp2fl(Method):
         # With keys for names, in their order, sets tell nothing of the clients that they come from.
         named = {_hex(state[f"val.{j}.key"]) if self.privacy == "sealed" else j: j for j in held}
         sets = {
-            f"once.set.{name}.{part}": state[f"val.{j}.{part}"] for name, j in sorted(named.items()) for part in "xy"
+            f"{ONCE}set.{name}.{part}": state[f"val.{j}.{part}"] for name, j in sorted(named.items()) for part in "xy"
         }
         return {**own, **sets}
 

@@ -16,12 +16,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UserError
-from ..method import Batch, Context, Holdings, Method, State
+from ..method import ONCE, Batch, Context, Holdings, Method, State
 from ..models import Model
 from ..params import Params
 
 _X, _Y = "mean.x", "mean.y"  # (means, C, H, W) normalised, (means, classes)
-_ONCE = "once."
 
 
 class FedMix(Method):
@@ -77,8 +76,8 @@ class FedMix(Method):
         return (1 - self.mix) * own + self.mix * others + self.mix * (slope * other).sum(), {}
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
-        none = {_ONCE + _X: torch.zeros(0, *model.image), _ONCE + _Y: torch.zeros(0, model.classes)}
+        none = {ONCE + _X: torch.zeros(0, *model.image), ONCE + _Y: torch.zeros(0, model.classes)}
         return {**super().begin(model, init, seed), **none}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        return {**state, **{_ONCE + name: torch.cat([state[_ONCE + name], p]) for name, p in hello.items()}}
+        return {**state, **{ONCE + name: torch.cat([state[ONCE + name], p]) for name, p in hello.items()}}

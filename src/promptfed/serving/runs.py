@@ -15,10 +15,9 @@ from .. import config as C
 from .. import params as P
 from ..client import train
 from ..data import Federation
-from ..engines.base import ONCE
 from ..errors import UserError
 from ..host import Host
-from ..method import State
+from ..method import State, apart
 from ..params import Params
 from ..record import Busy
 from ..sites import RECEIVED, Place
@@ -116,7 +115,7 @@ def personal(parts: build.Parts, store: Store, state: State, client: int, before
 def adapted(parts: build.Parts, store: Store, received: Params, client: int, before: int) -> Params:
     """The same of what the client has received."""
     method = parts.method
-    down = {name: p for name, p in received.items() if not name.startswith(ONCE)}
+    down = apart(received)[0]
     phases = method.adapt()
     if not phases:
         kept = store.get(client, before)
