@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import api, build, catalog, comparison, dryrun, flower_commands, privacy, view
+from . import api, build, catalog, comparison, dryrun, flower_commands, privacy, tables, view
 from . import config as C
 from .analysis.command import analyse
 from .errors import UserError, unknown
@@ -118,10 +118,11 @@ def compare(
     results = comparison.collect(jobs)
     if not results:
         raise UserError(f'--out = "{folder}": every run is held by another process')
-    console.print(view.comparison(comparison.save(results, folder)))
+    places = comparison.places(rows)
+    console.print(view.comparison(tables.save(results, folder, places)))
     from .report import draw_comparison
 
-    pictures = draw_comparison(folder, results)
+    pictures = draw_comparison(folder, results, places)
     console.print(f"tables and pictures in {folder}: {', '.join(p.name for p in pictures)}", soft_wrap=True)
 
 

@@ -12,8 +12,6 @@ run takes what it has.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import warnings
@@ -23,11 +21,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import config as C
 from . import methods as M
-from . import record
+from . import tables
 from .api import Result, execute, without_compare
 from .data import PARTITIONS
 from .errors import UserError, nearest
@@ -43,6 +39,7 @@ class Row:
     seeds: tuple[int, ...]
     column: Table = field(default_factory=dict)  # over the file's settings, under those that are given
     mini: tuple[Table, ...] = ()  # over everything, each over the ones before it
+    place: tuple[str, str] = ("", "")  # where a table with columns has it: the labels of its row and column
 
     @property
     def slug(self) -> str:
@@ -79,7 +76,8 @@ def rows(
             own = default if mini is not None or row.seeds is None else _seeds(seeds or row.seeds)
             scale = () if mini is None else (C.undot(over.items()), column.mini or {}, row.mini or {})
             label = f"{row.label}, {column.label}" if column.label else row.label
-            found.append(Row(label, row.settings, own, column.settings, scale))
+            place = (row.label, column.label) if column.label else ("", "")
+            found.append(Row(label, row.settings, own, column.settings, scale, place))
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
     slugs = [row.slug for row in found]
@@ -240,8 +238,13 @@ def compare(
     for job in jobs:
         take(job)
     results = collect(jobs)
-    save(results, Path(out))
+    tables.save(results, Path(out), places(found))
     return results
+
+
+def places(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
+    """Where a table with columns has each label; empty if it has none."""
+    return {row.label: row.place for row in rows if row.place[1]}
 
 
 def collect(jobs: Sequence[Job]) -> dict[str, list[Result]]:
@@ -273,107 +276,3 @@ def _same(job: Job) -> None:
     for key, value in job.config.complete().items():
         if key != "engine" and saved[key] != value:
             raise UserError(f'--out: "{job.folder}" holds a run with another {key}; choose another --out')
-
-
-def table(results: Mapping[str, Sequence[Result]]) -> list[Table]:
-    """One row a label: mean over the seeds, and their standard deviation where there are several."""
-    found = []
-    for label, runs in results.items():
-        numbers = [run.numbers for run in runs]
-        last = [n["metrics"]["aggregated"]["last"] for n in numbers]
-        after = [_after_local(n["metrics"]) for n in numbers]
-        each = [n["communication"]["per_client_and_round"] for n in numbers]
-        found.append(
-            {
-                "label": label,
-                "seeds": len(runs),
-                "local": _spread([m["local"]["mean"] for m in last]),
-                "worst": _spread([m["local"]["worst"] for m in last]),
-                "global": _spread([m["global"] for m in last]),
-                "macro_f1": _spread([m["macro_f1"] for m in last]),
-                "after_local": _spread([m["local"]["mean"] if m else None for m in after]),
-                "common": _spread([_local(n["metrics"], "common") for n in numbers]),
-                "newcomers": _spread([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
-                "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
-                "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
-                "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
-                "adapt_passes": float(np.mean([n["passes"]["adapt_last"] for n in numbers])),
-                "seconds": float(np.mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers])),
-            }
-        )
-    return found
-
-
-def _after_local(metrics: Mapping[str, Any]) -> Table | None:
-    """Everyone's models after local training, or where that was not asked for, the last participants'."""
-    stage = metrics.get("after_local_all") or metrics.get("after_local")
-    return stage["last"] if stage else None
-
-
-def _local(metrics: Mapping[str, Any], stage: str) -> float | None:
-    return metrics[stage]["last"]["local"]["mean"] if stage in metrics else None
-
-
-def _spread(values: Sequence[float | None]) -> Table | None:
-    known = [v for v in values if v is not None]
-    if not known:
-        return None
-    return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}
-
-
-HEADERS = (
-    *("method", "seeds", "local", "worst", "global", "F1", "trained", "common", "newcomers"),
-    *("bytes", "passes", "adapt"),
-)
-
-
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row for people: accuracies in per cent."""
-
-    def percent(spread: Mapping[str, Any] | None) -> str:
-        if spread is None:
-            return "-"
-        wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
-        return f"{100 * spread['mean']:.1f}{wide}"
-
-    scores = [
-        percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
-    ]
-    return (
-        row["label"],
-        str(row["seeds"]),
-        *scores,
-        size(row["bytes"]),
-        count(row["passes"]),
-        count(row["adapt_passes"]),
-    )
-
-
-def size(n: float) -> str:
-    """1234567 -> 1.2 MB"""
-    for unit in ("B", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} GB"
-
-
-def count(n: float) -> str:
-    """672000 -> 672 k"""
-    if n >= 1e6:
-        return f"{n / 1e6:.2f} M"
-    return f"{n / 1e3:.0f} k" if n >= 1e3 else f"{n:.0f}"
-
-
-def save(results: Mapping[str, Sequence[Result]], out: Path) -> list[Table]:
-    """table.json, table.csv and table.md."""
-    found = table(results)
-    record.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(HEADERS)
-    writer.writerows(cells(row) for row in found)
-    record.write(out / "table.csv", text.getvalue().encode())
-    lines = [HEADERS, ("---",) + ("---:",) * (len(HEADERS) - 1), *(cells(row) for row in found)]
-    record.write(out / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines).encode())
-    return found

@@ -24,7 +24,6 @@ from rich.table import Table
 from . import build, models
 from . import params as P
 from .client import Samples, Work, train
-from .comparison import count, size
 from .config import Config
 from .data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, federate, load
 from .errors import UserError
@@ -33,6 +32,7 @@ from .models import CLIP, Model
 from .models.known import KNOWN, fresh
 from .params import Params
 from .seeding import torch_rng
+from .tables import count, size
 from .wire import pack
 
 _GUESS = 100  # images a class and domain, where the catalogue does not know: for clients to have some

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live as Screen
 from rich.table import Table
 
-from .comparison import HEADERS, cells, size
 from .progress import Status
 from .server import Line
+from .tables import ACROSS, HEADERS, across, cells, size
 
 
 class Live(Status):
@@ -41,7 +41,18 @@ class Live(Status):
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
-    """Columns that say the same of every method are left out, so that the table fits a narrow terminal."""
+    """As a paper prints it where the comparison has columns. Else columns that say the same of every method are left
+    out, so that the table fits a narrow terminal."""
+    wide = across(rows, "local")
+    if wide:
+        title = f"accuracy in %, of the last round; {ACROSS['local']}"
+        made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+        made.add_column(wide[0][0], min_width=min(22, max(len(line[0]) for line in wide)), overflow="fold")
+        for header in wide[0][1:]:
+            made.add_column(header, justify="right", overflow="fold")
+        for cell in wide[1:]:
+            made.add_row(*cell)
+        return made
     lines = [cells(row) for row in rows]
     alike = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}}
     told = [i for i, header in enumerate(HEADERS) if {line[i] for line in lines} - alike.get(header, set())]

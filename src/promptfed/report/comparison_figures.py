@@ -50,7 +50,7 @@ def bars(numbers: Mapping[str, Sequence[Mapping[str, Any]]], setting: str) -> Fi
     axes.set_xlim(0, min(100.0, 1.05 * max(ends)))
     axes.set_ylim(-0.6, len(order) - 0.4)
     rounds = max(score["round"] for each in scores.values() for score in each)
-    style.title(figure, f"{setting}; after {rounds} round{'s' if rounds > 1 else ''}")
+    style.title(figure, f"{setting}; after {rounds} round{'s' if rounds > 1 else ''}".removeprefix("; "))
     parts: list[Artist] = [
         Patch(color="0.55"),
         Line2D([], [], marker="v", linestyle="none", color="white", markeredgecolor="0.1", markersize=7),
@@ -68,18 +68,29 @@ def curves(runs: Runs, setting: str) -> Figure:
     """Local accuracy over rounds."""
     figure = style.blank(4.6)
     axes = figure.subplots()
-    handles, shown = {}, []
-    for label, look in style.looks(runs).items():
-        at, mean, std = _over_seeds(runs[label])
-        if np.isfinite(mean).any():
-            handles[label] = _line(axes, look, at, mean, std)
-            shown += [*(mean - std), *(mean + std)]
+    handles, shown = lines(axes, runs, style.looks(runs))
     style.dress(axes, x="communication round", y="local test accuracy, mean over clients (%)")
-    style.rounds_axis(axes, max((run.last for each in runs.values() for run in each), default=1))
+    style.rounds_axis(axes, max((run.last for run in runs_of(runs)), default=1))
     style.percent_axis(axes, shown)
     style.title(figure, setting + _band(runs))
     _legend(figure, handles)
     return figure
+
+
+def lines(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> tuple[dict[str, Line2D], list[float]]:
+    """Draws local accuracy over rounds; -> the lines, and the values that are to be seen"""
+    handles: dict[str, Line2D] = {}
+    shown: list[float] = []
+    for label, each in runs.items():
+        at, mean, std = _over_seeds(each)
+        if np.isfinite(mean).any():
+            handles[label] = _line(axes, looks[label], at, mean, std)
+            shown += [*(mean - std), *(mean + std)]
+    return handles, shown
+
+
+def runs_of(runs: Runs) -> list[Run]:
+    return [run for each in runs.values() for run in each]
 
 
 def communication(runs: Runs, setting: str) -> Figure | None:

@@ -18,10 +18,11 @@ from ..errors import UserError
 from . import page_charts, page_data, page_images, style
 from .page_charts import Chart
 from .page_data import Entry, Found, Group
-from .page_html import anchor, h2, listed, plain, swatch
+from .page_head import title, top
+from .page_html import anchor, h2, plain, swatch
 from .page_images import Drawn
 from .page_repeat import repeat
-from .page_table import percent, results
+from .page_table import results
 
 LIMIT = 1_500_000  # bytes of a page
 _LEFT_OUT = 60  # rows of the table of clients that were left out
@@ -57,7 +58,7 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
         "charts": [{"name": one.name, "alt": one.alt, "spec": one.spec} for one in charts.values()],
     }
     fixed = {
-        "title": escape(_title(found)),
+        "title": escape(title(found)),
         "css": _file("page.css"),
         "js": _file("page.js"),
         "bundle": _bundle(),
@@ -83,7 +84,7 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
     }
     shown = {name: text for name, text in shown.items() if text}
     links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name in shown)
-    head = f'{_head(found)}<nav aria-label="Sections">{links}</nav>'
+    head = f'{top(found)}<nav aria-label="Sections">{links}</nav>'
     body = _problems(problems) + "".join(
         f'<section id="{anchor(name)}" aria-labelledby="h-{anchor(name)}">{text}</section>\n'
         for name, text in shown.items()
@@ -91,62 +92,6 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     foot = f"<p>Made {made} with promptfed {escape(record.versions()['promptfed'])}. This file loads nothing.</p>"
     return Template(_file("page.html")).substitute(fixed, head=head, body=body, foot=foot), problems
-
-
-# ---- the top
-
-
-def _title(found: Found) -> str:
-    settings = found.settings
-    return settings[0] if len(settings) == 1 and settings[0] else f"{len(found.entries)} runs"
-
-
-def _head(found: Found) -> str:
-    groups, first = found.groups, found.groups[0]
-    if len(groups) == 1 and len(groups[0].entries) == 1:
-        title = f"{first.label} on {_title(found)}" if found.settings[0] else first.label
-    else:
-        title = _title(found)
-    seeds = sorted({entry.seed for entry in found.entries})
-    facts: dict[str, str] = {
-        "methods": str(len(groups)) if len(groups) > 1 else first.label,
-        "seeds": f"{len(seeds)} ({listed(seeds)})",
-        "rounds": listed(sorted({entry.planned for entry in found.entries})),
-        "clients": listed(sorted({group.first.run.clients for group in groups})),
-    }
-    for name, section, key in (
-        ("dataset", "dataset", "name"),
-        ("partition", "partition", "name"),
-        ("backbone", "backbone", "name"),
-    ):
-        facts[name] = listed(dict.fromkeys(Path(str(group.option(section, key) or "–")).name for group in groups))
-    shares = dict.fromkeys(group.first.run.settings.get("fraction") for group in groups)
-    facts["clients a round"] = listed(f"{100 * share:g} %" for share in shares if share is not None) or "–"
-    cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
-    return f'<h1>{escape(title)}</h1><p class="lead">{_finding(found)}</p><dl class="facts">{cells}</dl>'
-
-
-def _finding(found: Found) -> str:
-    """The best row by local accuracy, and whether seeds could have decided it."""
-    column = page_data.COLUMNS[0]
-    scores = [(group, page_data.cell(group, column, "last")) for group in found.groups]
-    known = sorted(((g, c) for g, c in scores if c.mean is not None), key=lambda one: -(one[1].mean or 0.0))
-    if not known:
-        return "No round has been evaluated yet."
-    (group, best), rest = known[0], known[1:]
-    told = f"{percent(best)} %"
-    if not rest:
-        return f"Local accuracy {told}, mean over clients, last round."
-    text = f"Highest local accuracy in the last round: <b>{escape(group.label)}</b>, {told}"
-    second, score = rest[0]
-    gap = 100 * ((best.mean or 0.0) - (score.mean or 0.0))
-    text += f", {gap:.1f} points above" if gap >= 0.05 else ", level with"
-    text += f" {escape(second.label)}."
-    if best.std is None or score.std is None:
-        return text + " With one seed, small differences may be chance."
-    if gap <= 100 * max(best.std, score.std):
-        return text + " That is within one standard deviation over seeds."
-    return text
 
 
 def _problems(problems: Sequence[str]) -> str:

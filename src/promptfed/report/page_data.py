@@ -82,6 +82,7 @@ class Found:
     groups: list[Group]
     folders: list[Path]  # as they were named
     problems: list[str] = field(default_factory=list)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)  # label -> row and column, in tables with columns
 
     @property
     def entries(self) -> list[Entry]:
@@ -98,9 +99,10 @@ def gather(folders: Sequence[Path]) -> Found:
         raise UserError("report: name the folder of a run or of a comparison")
     entries: list[Entry] = []
     problems: list[str] = []
+    places: dict[str, tuple[str, str]] = {}
     seen: set[Path] = set()
     for folder in folders:
-        for path, label in _runs(folder, problems):
+        for path, label in _runs(folder, problems, places):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
@@ -117,11 +119,12 @@ def gather(folders: Sequence[Path]) -> Found:
             problems.append(f"{entry.run.folder} is not finished: it has {of}{evaluated}.")
     if not entries:
         raise UserError(" ".join(problems).rstrip(".") or "report: no run was found")
-    return Found(_grouped(entries), list(folders), problems)
+    return Found(_grouped(entries), list(folders), problems, places)
 
 
-def _runs(folder: Path, problems: list[str]) -> list[tuple[Path, str | None]]:
-    """The folders of runs, and their labels where a comparison names them; in the order of its table."""
+def _runs(folder: Path, problems: list[str], places: dict[str, tuple[str, str]]) -> list[tuple[Path, str | None]]:
+    """The folders of runs, and their labels where a comparison names them; in the order of its table. Notes where a
+    table with columns has them."""
     if not folder.is_dir():
         raise UserError(f'"{folder}" is no folder')
     if _is_run(folder):
@@ -134,6 +137,7 @@ def _runs(folder: Path, problems: list[str]) -> list[tuple[Path, str | None]]:
         file = folder / "table.json"
         table = json.loads(file.read_text()) if file.exists() else []
         labels = {Row(row["label"], {}, ()).slug: row["label"] for row in table}
+        places |= {row["label"]: (row["row"], row["column"]) for row in table if "column" in row}
     except _BROKEN as error:
         problems.append(f"{folder / 'table.json'} cannot be read: {_why(error)}; labels are the folders' names.")
     order = list(labels)

@@ -11,6 +11,8 @@ from .. import config as C
 from .page_data import Entry, Found, Group
 from .page_html import h2, listed
 
+_MANY = 16  # methods whose complete configurations would make a page too large
+
 
 def repeat(found: Found, out: Path) -> str:
     words = ["promptfed", "report", *map(str, found.folders), "--out", str(out)]
@@ -19,12 +21,18 @@ def repeat(found: Found, out: Path) -> str:
         "same versions and the same dataset (fingerprint) give the same numbers.</p>"
         f"<p>This page:</p><pre>{escape(shlex.join(words))}</pre>"
     )
-    return text + "".join(_recipe(group) for group in found.groups)
+    first, *others = found.groups
+    if len(others) < _MANY:
+        return text + "".join(map(_recipe, found.groups))
+    text += (
+        f'<p class="soft">The first, {escape(first.label)}, is listed in full. Of the others only what differs: '
+        "sections of their configuration stand in place of the first's.</p>"
+    )
+    return text + _recipe(first) + "".join(_recipe(group, first) for group in others)
 
 
-def _recipe(group: Group) -> str:
-    settings = group.first.run.settings
-    seeds = [entry.seed for entry in group.entries]
+def _recipe(group: Group, like: Group | None = None) -> str:
+    """`like`: the group whose facts and sections need not be told again."""
     commands = []
     for entry in group.entries:
         extra = "" if entry is group.first else f" seed={entry.seed}"
@@ -32,28 +40,42 @@ def _recipe(group: Group) -> str:
         commands.append(
             f"promptfed run {shlex.quote(group.first.run.folder.name)}.toml{extra} --out {shlex.quote(name)}"
         )
+    told = _facts(group)
+    known = _facts(like) if like else {}
+    facts = {k: v for k, v in told.items() if known.get(k) != v}
+    rows = "".join(f'<tr><th scope="row">{k}</th><td class="text wrap">{escape(v)}</td></tr>' for k, v in facts.items())
+    config, name = _toml(group.first), group.first.run.folder.name
+    if like and group.first.run.settings and like.first.run.settings:
+        ours, theirs = group.first.run.settings, like.first.run.settings
+        config = C.dump({key: value for key, value in ours.items() if theirs.get(key) != value}) or "the same"
+        what = f"{name}.toml: what it has in place of {like.first.run.folder.name}.toml's"
+    else:
+        what = f"{name}.toml: the complete configuration"
+    return (
+        f"<details><summary>{escape(group.label)}</summary><pre>{escape(chr(10).join(commands))}</pre>"
+        f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+        f"<details><summary>{escape(what)}</summary>"
+        f"<pre>{escape(config)}</pre></details></details>"
+    )
+
+
+def _facts(group: Group) -> dict[str, str]:
     numbers = group.first.numbers
     data = numbers.get("dataset") or group.first.about.get("dataset") or {}
-    facts = {
+    return {
         "folder": ", ".join(str(entry.run.folder) for entry in group.entries),
-        "seed": listed(seeds),
+        "seed": listed([entry.seed for entry in group.entries]),
         "rounds": f"{group.first.done} of {group.first.planned}",
         "dataset": f"{data.get('name', '–')}, {data.get('images', data.get('n', '–'))} images",
         "dataset fingerprint": str(data.get("fingerprint") or "not on record: the run has no partition.json"),
         "partition (sha256)": str(group.first.about.get("hash") or "not on record"),
         "versions": _versions(group),
     }
-    rows = "".join(f'<tr><th scope="row">{k}</th><td class="text wrap">{escape(v)}</td></tr>' for k, v in facts.items())
-    config = _toml(group.first) if settings else "config.toml is not in the folder"
-    return (
-        f"<details><summary>{escape(group.label)}</summary><pre>{escape(chr(10).join(commands))}</pre>"
-        f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
-        f"<details><summary>{escape(group.first.run.folder.name)}.toml: the complete configuration</summary>"
-        f"<pre>{escape(config)}</pre></details></details>"
-    )
 
 
 def _toml(entry: Entry) -> str:
+    if not entry.run.settings:
+        return "config.toml is not in the folder"
     file = entry.run.folder / "config.toml"
     try:
         text = file.read_text()

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ..comparison import count, size
+from ..tables import count, size
 from . import page_data, style
 from .page_data import KINDS, Cell, Column, Found
 from .page_html import h2, swatch
 
 
 def results(found: Found) -> str:
+    # Of runs that were evaluated once, the other kinds are the same.
     known = {
         kind
-        for entry in found.entries
+        for entry in found.entries if len(entry.run.scored) != 1
         for stage in entry.numbers.get("metrics", {}).values()
         for kind in stage
     }  # fmt: skip
@@ -27,7 +28,37 @@ def results(found: Found) -> str:
     tables = "".join(_table(found, kind) for kind in KINDS if kind == "last" or kind in known)
     return (
         f'{h2("Results")}<p class="soft">Accuracies in per cent{_over(found)}. The best of a column is bold. '
-        f"Sort by a click on its head.</p>{switch}{tables}"
+        f"Sort by a click on its head.</p>{_across(found)}{switch}{tables}"
+    )
+
+
+def _across(found: Found) -> str:
+    """Local accuracy as a paper prints it, where the comparison has columns."""
+    groups = {found.places[group.label]: group for group in found.groups if group.label in found.places}
+    if not groups:
+        return ""
+    local = next(c for c in page_data.columns(found) if c.key == "local")
+    rows, columns = (list(dict.fromkeys(place[i] for place in groups)) for i in (0, 1))
+    cells = {place: page_data.cell(group, local, "last") for place, group in groups.items()}
+    best = {
+        column: _best(local, [cells[row, column].mean for row in rows if (row, column) in cells]) for column in columns
+    }
+    heads = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    notes: dict[str, str] = {}
+    lines = "".join(
+        f'<tr><th scope="row">{escape(row)}</th>'
+        + "".join(_cell(local, cells.get((row, column), Cell(None)), best[column], notes) for column in columns)
+        + "</tr>"
+        for row in rows
+    )
+    caption = "Local accuracy of the last round, a method a row"
+    legend = "".join(f"<li><sup>{mark}</sup> {escape(text)}</li>" for text, mark in notes.items())
+    return (
+        f'<h3>{caption}</h3><div class="scroll" tabindex="0" role="region" aria-label="{caption}">'
+        f'<table class="across"><thead><tr><th scope="col" class="text">Method</th>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+        + (f'<div class="notes"><ul>{legend}</ul></div>' if legend else "")
+        + "<h3>Everything</h3>"
     )
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+
 from .. import config as C
 from ..data import Federation, heatmap, load
 from ..errors import UserError
-from . import comparison_figures, prompts, run_figures, style
+from . import column_figures, comparison_figures, prompts, run_figures, style
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -32,24 +34,21 @@ def draw_run(folder: Path, federation: Federation | None = None) -> list[Path]:
     return drawn + _partition(federation, folder) + _prompts(run, federation, folder)
 
 
-def draw_comparison(out: Path, results: Mapping[str, Sequence[Result]]) -> list[Path]:
-    """comparison.png, curves.png, communication.png; partition.png and prompts.png of the first run that has them."""
+def draw_comparison(
+    out: Path, results: Mapping[str, Sequence[Result]], places: column_figures.Places | None = None
+) -> list[Path]:
+    """comparison.png, curves.png, communication.png; partition.png and prompts.png of the first run that has them.
+
+    `places`: of labels in a table with columns, which costs too many lines for one picture of communication.
+    """
     results = {label: found for label, found in results.items() if found}
     if not results:
         return []
     out.mkdir(parents=True, exist_ok=True)
     runs = {label: [Run.read(one.folder) for one in found] for label, found in results.items()}
     first = next(iter(runs.values()))[0]
-    drawn = [
-        style.save(
-            comparison_figures.bars({k: [one.numbers for one in v] for k, v in results.items()}, first.setting),
-            out / "comparison.png",
-        ),
-        style.save(comparison_figures.curves(runs, first.setting), out / "curves.png"),
-    ]
-    cost = comparison_figures.communication(runs, first.setting)
-    if cost:
-        drawn.append(style.save(cost, out / "communication.png"))
+    figures = _of_columns(runs, places) if places else _of_labels(runs, results)
+    drawn = [style.save(figure, out / name) for name, figure in figures.items() if figure]
     federation = _federation(first)
     drawn += _partition(federation, out)
     for run in (run for found in runs.values() for run in found):
@@ -57,6 +56,24 @@ def draw_comparison(out: Path, results: Mapping[str, Sequence[Result]]) -> list[
         if prompted:
             return drawn + prompted
     return drawn
+
+
+def _of_columns(runs: comparison_figures.Runs, places: column_figures.Places) -> dict[str, Figure | None]:
+    here = {label: place for label, place in places.items() if label in runs}
+    return {
+        "comparison.png": column_figures.matrix(runs, here),
+        "curves.png": column_figures.panels(runs, here),
+    }
+
+
+def _of_labels(runs: comparison_figures.Runs, results: Mapping[str, Sequence[Result]]) -> dict[str, Figure | None]:
+    settings = {run.setting for run in comparison_figures.runs_of(runs)}
+    setting = settings.pop() if len(settings) == 1 else ""
+    return {
+        "comparison.png": comparison_figures.bars({k: [one.numbers for one in v] for k, v in results.items()}, setting),
+        "curves.png": comparison_figures.curves(runs, setting),
+        "communication.png": comparison_figures.communication(runs, setting),
+    }
 
 
 def _federation(run: Run) -> Federation | None:

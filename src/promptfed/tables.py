@@ -1,0 +1,142 @@
+"""What a comparison has found, as tables: JSON, CSV, Markdown, and their words for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import record
+from .api import Result
+
+Table = dict[str, Any]
+Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a table with columns
+# What such a table is told of, with the words for it.
+ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "everybody's test data"}
+
+
+def table(results: Mapping[str, Sequence[Result]], places: Places | None = None) -> list[Table]:
+    """One row a label: mean over the seeds, and their standard deviation where there are several."""
+    found = []
+    for label, runs in results.items():
+        row, column = (places or {}).get(label, ("", ""))
+        numbers = [run.numbers for run in runs]
+        last = [n["metrics"]["aggregated"]["last"] for n in numbers]
+        after = [_after_local(n["metrics"]) for n in numbers]
+        each = [n["communication"]["per_client_and_round"] for n in numbers]
+        found.append(
+            {
+                "label": label,
+                **({"row": row, "column": column} if column else {}),
+                "seeds": len(runs),
+                "local": _spread([m["local"]["mean"] for m in last]),
+                "worst": _spread([m["local"]["worst"] for m in last]),
+                "global": _spread([m["global"] for m in last]),
+                "macro_f1": _spread([m["macro_f1"] for m in last]),
+                "after_local": _spread([m["local"]["mean"] if m else None for m in after]),
+                "common": _spread([_local(n["metrics"], "common") for n in numbers]),
+                "newcomers": _spread([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
+                "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
+                "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
+                "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
+                "adapt_passes": float(np.mean([n["passes"]["adapt_last"] for n in numbers])),
+                "seconds": float(np.mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers])),
+            }
+        )
+    return found
+
+
+def _after_local(metrics: Mapping[str, Any]) -> Table | None:
+    """Everyone's models after local training, or where that was not asked for, the last participants'."""
+    stage = metrics.get("after_local_all") or metrics.get("after_local")
+    return stage["last"] if stage else None
+
+
+def _local(metrics: Mapping[str, Any], stage: str) -> float | None:
+    return metrics[stage]["last"]["local"]["mean"] if stage in metrics else None
+
+
+def _spread(values: Sequence[float | None]) -> Table | None:
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}
+
+
+HEADERS = (
+    *("method", "seeds", "local", "worst", "global", "F1", "trained", "common", "newcomers"),
+    *("bytes", "passes", "adapt"),
+)
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row for people: accuracies in per cent."""
+    scores = [
+        percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
+    ]
+    return (
+        row["label"],
+        str(row["seeds"]),
+        *scores,
+        size(row["bytes"]),
+        count(row["passes"]),
+        count(row["adapt_passes"]),
+    )
+
+
+def percent(spread: Mapping[str, Any] | None) -> str:
+    if spread is None:
+        return "-"
+    wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
+    return f"{100 * spread['mean']:.1f}{wide}"
+
+
+def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]]:
+    """One accuracy as a paper prints it: heads, then a line for each method with its columns beside each other. Empty
+    where the comparison has no columns."""
+    placed = [row for row in found if "column" in row]
+    columns, rows = (list(dict.fromkeys(row[part] for row in placed)) for part in ("column", "row"))
+    held = {(row["row"], row["column"]): percent(row[key]) for row in placed}
+    lines = [(row, *(held.get((row, column), "-") for column in columns)) for row in rows]
+    return [("method", *columns), *lines] if columns else []
+
+
+def size(n: float) -> str:
+    """1234567 -> 1.2 MB"""
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} GB"
+
+
+def count(n: float) -> str:
+    """672000 -> 672 k"""
+    if n >= 1e6:
+        return f"{n / 1e6:.2f} M"
+    return f"{n / 1e3:.0f} k" if n >= 1e3 else f"{n:.0f}"
+
+
+def save(results: Mapping[str, Sequence[Result]], out: Path, places: Places | None = None) -> list[Table]:
+    """table.json, table.csv and table.md."""
+    found = table(results, places)
+    record.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(HEADERS)
+    writer.writerows(cells(row) for row in found)
+    record.write(out / "table.csv", text.getvalue().encode())
+    wide = [f"Accuracy in %, {words}:\n\n{markdown(across(found, key))}\n" for key, words in ACROSS.items() if places]
+    record.write(out / "table.md", "".join([*wide, markdown([HEADERS, *map(cells, found)])]).encode())
+    return found
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """The first line holds the heads."""
+    rule = ("---",) + ("---:",) * (len(lines[0]) - 1)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
