@@ -161,7 +161,7 @@ def deployed(clients: int, folder: Path) -> None:
         made = time.perf_counter() - begun
         begun = time.perf_counter()
         running += [background(folder / f"{c}.log", "node", folder / f"site{c}") for c in range(clients)]
-        wait(lambda: all("answers" in (folder / f"{c}.log").read_text() for c in range(clients)))
+        wait(lambda: all("is connected" in (folder / f"{c}.log").read_text() for c in range(clients)))
         up = time.perf_counter() - begun
         time.sleep(20)
         before, begun = counter.bytes, time.perf_counter()

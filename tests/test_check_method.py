@@ -37,6 +37,14 @@ def test_transformer_with_prompts_in_its_last_layers(name):
     check_method(name, backbone="vit-tiny", layers=(6, 7), mode="stay", tokens=2)
 
 
+def test_what_is_refused_in_a_run_does_not_hold(tmp_path, monkeypatch):
+    code = "from promptfed import Method\nclass Mine(Method):\n    def aggregate(self, state, updates): pass\n"
+    (tmp_path / "forgetful.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AssertionError, match=r"^Mine\.aggregate\(\) must return a dict of tensors, not NoneType$"):
+        check_method("forgetful:Mine")
+
+
 # FedPR is about prompts: on all weights there is nothing to project.
 EVERYTHING = [name for name in (*METHODS, *ALIASES) if name != "fedpr"]
 ON_FROZEN = [

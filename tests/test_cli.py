@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,14 @@ def test_killed_with_its_workers_and_resumed_with_one_process(promptfed, env, tm
         stderr=subprocess.DEVNULL,
     )
     wait_for_round(tmp_path / "killed", 1, process)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     assert process.wait() == -signal.SIGKILL
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):  # they end by themselves
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert len(workers) == 2
     promptfed("run", "--resume", "--out", "killed", "engine.workers=1")
     promptfed(*words, "engine.workers=1", "--out", "whole")
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "killed")
@@ -165,7 +172,7 @@ def test_only_rounds_and_engine_change_on_resuming(promptfed):
 
 
 def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):
-    words = ["compare", "--methods", "fedavg,local", "--seeds", "0,1", "rounds=1", *TINY, "--out", "both"]
+    words = ["compare", "--methods", "fedavg,local", "--seeds", "0,1", "rounds=2", *TINY, "--out", "both"]
     said = promptfed(*words)
     assert "fedavg" in said
     assert "±" in said
@@ -181,7 +188,42 @@ def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):
     before = (folders[0] / "result.json").stat().st_mtime_ns
     promptfed(*words)  # nothing is trained twice
     assert (folders[0] / "result.json").stat().st_mtime_ns == before
-    assert "holds a run with another rounds" in promptfed(*(w.replace("rounds=1", "rounds=2") for w in words), code=1)
+    assert "holds a run with another rounds" in promptfed(*(w.replace("rounds=2", "rounds=3") for w in words), code=1)
+
+
+def test_only_adds_its_rows_to_the_table(promptfed, tmp_path):
+    words = ["compare", "--methods", "fedavg,local", "rounds=1", *TINY, "--out", "both", "--only"]
+
+    def labels():
+        return [row["label"] for row in json.loads((tmp_path / "both" / "table.json").read_text())]
+
+    assert "not in the table" not in promptfed(*words, "local")
+    assert labels() == ["local"]
+    promptfed(*words, "avg")
+    assert labels() == ["fedavg", "local"]
+    assert "is in no label of a row" in promptfed(*words, "moon", code=1)
+
+
+def test_a_comparison_with_misfits_or_for_another_folder_trains_nothing(promptfed, tmp_path):
+    promptfed("compare", "--methods", "local", "rounds=1", *TINY, "--out", "mine")
+    said = promptfed("compare", "--methods", "fedavg,fedavg+vpt", "rounds=1", *TINY, "--out", "other", code=1)
+    assert 'row "fedavg+vpt": backbone.name = "cnn" takes no tokens' in said
+    said = promptfed("compare", "--methods", "fedavg", "rounds=1", *TINY, "--out", "mine", code=1)
+    assert 'holds another comparison, with a row "local"' in said
+    assert sorted(path.name for path in tmp_path.glob("*/*-seed0")) == ["local-seed0"]
+
+
+def test_a_small_scale_says_so(promptfed, tmp_path):
+    (tmp_path / "papers.toml").write_text("""
+[[compare.rows]]
+label = "AdaIN, CIFAR-10"
+method = "local"
+[mini]
+rounds = 1
+dataset = "digits"
+""")
+    said = promptfed("compare", "papers.toml", "--mini", *TINY)
+    assert "at the small scale of papers.toml: digits, 1 round; labels are those of the full scale" in said
 
 
 def test_partition_draws_without_training_and_its_file_can_be_used(promptfed, tmp_path):
@@ -202,6 +244,89 @@ def test_partition_draws_without_training_and_its_file_can_be_used(promptfed, tm
     assert ours["clients"] == used["clients"]
     said = promptfed("run", "method=local", "dataset.limit=80", "partition.file=split.json", code=1)
     assert "partition" in said
+
+
+def test_ctrl_c_while_torch_is_imported_ends_it_without_a_word(env, tmp_path):
+    """That takes seconds, and nothing is begun yet."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", "method=fedavg", "rounds=5000", *TINY, "--out", "long"],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    maps, until = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 60
+    while "libtorch" not in maps.read_text() and time.monotonic() < until:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=60)[0], process.returncode) == ("", 130)
+    assert not (tmp_path / "long").exists()
+
+
+def test_ctrl_c_in_a_terminal_leaves_no_worker_behind(env, tmp_path):
+    """There it goes to all processes, and the parent alone has something to say."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", "method=fedavg", "rounds=5000", *TINY, "engine.workers=2", "--out", "long"],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    children, until = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 60
+    while len(children.read_text().split()) < 2 and time.monotonic() < until:
+        time.sleep(0.005)
+    workers = children.read_text().split()
+    time.sleep(0.3)  # they import
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "promptfed run --resume --out long" in said
+    assert "Traceback" not in said
+    assert len(workers) == 2
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+
+
+def test_what_needs_no_torch_starts_without_it():
+    code = """
+import sys, promptfed, promptfed.cli
+assert "torch" not in sys.modules
+assert set(promptfed.__all__) <= set(dir(promptfed))
+from promptfed import *
+assert Method.__module__ == "promptfed.method" and load_dataset.__module__.startswith("promptfed.data")
+assert promptfed.run is run
+try:
+    promptfed.nothing
+except AttributeError as error:
+    assert "has no attribute 'nothing'" in str(error)
+else:
+    raise AssertionError
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(promptfed):
+    assert promptfed("--version") == f"promptfed {version('promptfed')}\n"
+
+
+def test_list_of_everything(promptfed):
+    lists = json.loads(promptfed("list", "--json"))
+    assert list(lists) == ["methods", "datasets", "backbones", "partitions", "presets"]
+    said = promptfed("list")
+    assert all(row["name"] in said for rows in lists.values() for row in rows)
+    assert all(f"+{name}" in said for name in ("head", "vpt", "vpt-d", "promptfl", "maple", "pt", "st", "ft"))
+
+
+def test_the_list_says_what_a_method_needs(promptfed):
+    rows = {row["name"]: row for row in json.loads(promptfed("list", "methods", "--json"))}
+    assert rows["fedpr"]["tunes"] == "prompts (+vpt, +vpt-d or +promptfl)"
+    assert rows["fedpr"]["backbones"] == "transformers"
+    assert rows["fedavg"]["tunes"] == "all weights"
 
 
 @pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "partitions", "presets"])
@@ -226,9 +351,17 @@ def test_list(promptfed, what):
         (["run", "method.name=5"], "method.name = 5"),
         (["compare", "--methods", "local,local"], '"local" is there twice'),
         (["compare", "--methods", "local", "--seeds", "0,0"], "must be different numbers"),
+        (["compare", "--methods", "fedavg,local", "method.lrr=0.1"], 'did you mean "lr"'),
+        (["compare", "--methods", "fedavg,local", "method.epoch=9", "--dry-run"], 'did you mean "epochs"'),
+        (["compare", "--methods", "fedavg,promptfl"], "has no text tower"),
         (["run", "method=pfedpt-tokens"], "backbone.name"),
         (["run", "rounds"], "is neither a file nor a preset"),
         (["list", "methds"], 'did you mean "methods"'),
+        (["run", "--rounds", "3"], "--rounds is not an option of run (a setting is written rounds=VALUE)"),
+        (["run", "--rezume"], 'did you mean "resume"?'),
+        (["run", "partition=domian"], 'did you mean "domain"?'),
+        (["run", "backbone=vit"], "a path, a hub id such as"),
+        (["partition", "--out", "split.xyz"], '--out = "split.xyz" must end in'),
         (["compare"], "--methods"),
         (["watch", "nothing"], "holds neither a run nor a comparison"),
         (["compare", "--methods", "fedavg", "--seeds", "a"], "--seeds"),

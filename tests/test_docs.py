@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import promptfed
 from promptfed import config as C
@@ -37,6 +38,15 @@ def test_the_method_shown_conforms(name, tmp_path):
     assert len(code.splitlines()) <= 32
     done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_trimmed_mean_shown_trims_few_clients_too():
+    shown: dict = {}
+    exec(blocks("docs/add-a-method.md", "python")[0], shown)
+    method = shown["TrimmedMean"]()
+    for values, mean in (([5.0], 5), ([1.0, 3], 2), ([1.0, 2, 90], 2), ([-70.0, 1, 2, 3, 90], 2)):
+        updates = [promptfed.Update(i, {}, {"body.w": torch.tensor([v])}, 1) for i, v in enumerate(values)]
+        assert method.aggregate({}, updates)["body.w"].item() == mean
 
 
 @pytest.mark.parametrize("name", ["docs/add-a-dataset.md", "docs/add-a-backbone.md"])

@@ -1,6 +1,10 @@
 """Workers, order and stacking change nothing; what clients remember survives."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ import promptfed
 from promptfed import UserError, build
 from promptfed import config as C
 from promptfed.engines.local import LocalClients
+from promptfed.engines.workers import Worker, write_frame
 from promptfed.testing import Case, Memory, begun, equal, tiny_federation
 from promptfed.wire import unpack
 
@@ -232,3 +237,29 @@ def test_clients_that_train_as_one_have_the_seconds_and_samples_of_all(tmp_path)
     trained = [n for n in notices if n.ask == "train" and n.seconds is not None]
     sizes = [site["n_train"] for site in json.loads((tmp_path / "run/result.json").read_text())["sites"]]
     assert [(n.seconds, n.samples) for n in trained] == [(trained[0].seconds, sum(sizes))] * 4
+
+
+def test_a_worker_is_interrupted_by_nothing_and_ends_with_its_parent():
+    """Ctrl-C in a terminal reaches it in the middle of its imports."""
+    worker = Worker({"path": sys.path})
+    process = worker._process
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    with pytest.raises(RuntimeError, match="KeyError: 'config'"):  # it has lived to answer that this is no host
+        worker({}, [])
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_worker_without_a_parent_has_nothing_to_say():
+    """Killed, the parent reads no answers any more."""
+    command = [sys.executable, "-c", "from promptfed.engines.workers import main; main()"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.close()
+    write_frame(process.stdin, {"path": sys.path}, [])
+    write_frame(process.stdin, {}, [])
+    assert process.communicate(timeout=60)[1] == b""

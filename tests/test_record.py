@@ -99,6 +99,33 @@ def test_locally_trained_models_have_numbers_of_their_own() -> None:
     assert list(result([line(1, 0.1)], {})["metrics"]) == ["aggregated"]
 
 
+def test_locally_trained_models_of_changing_clients_are_neither_averaged_nor_chosen_from() -> None:
+    def trained(*clients: int) -> dict[str, Any]:
+        return {**stage(0.5, 0.2), "clients": [{"client": client} for client in clients]}
+
+    lines = [line(1, 0.1, 0.9, after_local=trained(0, 1)), line(2, 0.2, 0.1, after_local=trained(0, 2))]
+    found = result(lines, {})["metrics"]
+    assert list(found["after_local"]) == ["last"]
+    assert set(found["aggregated"]) == {"last", "mean_of_last_10", "chosen_on_validation"}
+    lines[1]["after_local"] = trained(1, 0)
+    assert set(metrics(lines, "after_local")) == {"last", "mean_of_last_10", "chosen_on_validation"}
+
+
+def test_numbers_tell_of_how_many_clients_they_could_have_been() -> None:
+    """Of those that have test data; newcomers apart, and a site that is away may have told nothing of itself."""
+    tests = [3, 0, None, 5, 4]
+    sites = [{"client": client, "n_test": n} for client, n in enumerate(tests)]
+    about = {"sites": sites, "config": {"join": {"clients": 1, "round": 0}}}
+    lines = [line(1, 0.1, 0.9, newcomers_aggregated=stage(0.2, 0.3)), line(2, 0.2, 0.1)]
+    found = result(lines, about)["metrics"]
+    assert {kind: m["of"] for kind, m in found["aggregated"].items()} == {
+        "last": 3,
+        "mean_of_last_10": 3,
+        "chosen_on_validation": 3,
+    }
+    assert found["newcomers_aggregated"]["last"]["of"] == 1
+
+
 def test_locally_trained_models_of_long_ago_have_no_mean_of_the_last_ten_rounds() -> None:
     """All clients of the last evaluated round were left out."""
     lines = [line(r, 0.1 if r in (10, 20) else None, 0.5) for r in range(1, 21)]

@@ -13,6 +13,7 @@ import torch
 
 from promptfed.client import Score
 from promptfed.engines.base import Clients, Scores
+from promptfed.errors import UserError
 from promptfed.method import FedAvg, Method, State, Update
 from promptfed.methods import create
 from promptfed.params import Params
@@ -196,6 +197,30 @@ def test_a_client_that_has_nothing_to_send_can_be_used() -> None:
 
 
 # ---- run
+
+
+class Forgetful(FedAvg):
+    """Forgets to return, as one does in a method of one's own."""
+
+    hook: str = "begin"
+
+    def begin(self, *given: Any) -> State:
+        return None if self.hook == "begin" else super().begin(*given)  # type: ignore[return-value]
+
+    def down(self, *given: Any) -> Params:
+        return [1] if self.hook == "down" else super().down(*given)  # type: ignore[return-value]
+
+    def aggregate(self, *given: Any) -> State:
+        return {"body.w": 3.0} if self.hook == "aggregate" else super().aggregate(*given)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [("begin", ", not NoneType"), ("down", ", not list"), ("aggregate", ", and 'body.w' in it is of type float")],
+)
+def test_what_a_hook_returns_is_looked_at(hook: str, says: str) -> None:
+    with pytest.raises(UserError, match=rf"^Forgetful\.{hook}\(\) must return a dict of tensors{says}$"):
+        go(Fake({1: 5}), method=Forgetful(hook=hook))
 
 
 def test_rounds_average_by_samples_and_go_on_from_the_average() -> None:

@@ -116,8 +116,10 @@ def test_a_comparison_goes_on_from_run_to_run(tmp_path: Path) -> None:
     other.start()
     found = said(tmp_path)
     other.join()
-    assert [text.split()[0] for text in found[:-1]] == ["a", "a", "a", "a", "b", "c"]
-    assert found[-1].startswith("stopped: b behind round 1 of 4, c behind round 1 of 4; the command")
+    assert [text.split()[0] for text in found[:-3]] == ["a", "a", "a", "a", "b", "c"]
+    told = "stopped: b behind round 1 of 4, c behind round 1 of 4; a comparison goes on with the command that made it"
+    assert found[-3] == f"{told}, single runs with:"
+    assert [text.strip() for text in found[-2:]] == [f"promptfed run --resume --out {tmp_path / run}" for run in "bc"]
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:

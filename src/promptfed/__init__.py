@@ -1,16 +1,38 @@
 """Prompt-based federated learning over vision and vision-language models."""
 
-from .api import Result, run
-from .comparison import compare
-from .data import Dataset, DatasetConfig, Federation, Partition, federate
-from .data import load as load_dataset
-from .errors import UserError
-from .method import Batch, Context, FedAvg, Method, Phase, State, Update
-from .models import Model
-from .params import Params
-from .serving import Predictions, Predictor, export, load
-from .serving.joining import join
-from .tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
+from typing import TYPE_CHECKING
+
+from . import lazy
+
+if TYPE_CHECKING:
+    from .api import Result, run
+    from .comparison import compare
+    from .data import Dataset, DatasetConfig, Federation, Partition, federate
+    from .data import load as load_dataset
+    from .errors import UserError
+    from .method import Batch, Context, FedAvg, Method, Phase, State, Update
+    from .models import Model
+    from .params import Params
+    from .serving import Predictions, Predictor, export, load
+    from .serving.joining import join
+    from .tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
+else:
+    __getattr__ = lazy.names(
+        __name__,
+        {
+            **dict.fromkeys(("Result", "run"), ".api"),
+            "compare": ".comparison",
+            **dict.fromkeys(("Dataset", "DatasetConfig", "Federation", "Partition", "federate"), ".data"),
+            "load_dataset": ".data:load",
+            "UserError": ".errors",
+            **dict.fromkeys(("Batch", "Context", "FedAvg", "Method", "Phase", "State", "Update"), ".method"),
+            "Model": ".models",
+            "Params": ".params",
+            **dict.fromkeys(("Predictions", "Predictor", "export", "load"), ".serving"),
+            "join": ".serving.joining",
+            **dict.fromkeys(("Full", "Optimizer", "PixelPrompt", "PrivatePrompt", "TokenPrompt", "Tuning"), ".tuning"),
+        },
+    )
 
 __all__ = [
     "Batch",
@@ -44,3 +66,7 @@ __all__ = [
     "load_dataset",
     "run",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,18 @@
-"""python -m promptfed"""
+"""The command promptfed, also as python -m promptfed."""
 
-from .cli import main
+import sys
+
+from . import interrupts
+
+
+def main() -> None:
+    with interrupts.at_once():
+        from . import cli
+    try:
+        cli.main()
+    except KeyboardInterrupt:
+        sys.exit(interrupts.CODE)
+
 
 if __name__ == "__main__":
     main()

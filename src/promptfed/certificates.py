@@ -16,11 +16,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from . import record
 from .errors import UserError
+from .sites import KEY as KEY
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-KEY, PUBLIC = "site.key", "site.pub"
+PUBLIC = "site.pub"
 _LOCAL = ("localhost", "127.0.0.1")
+_AUTHORITY_DAYS = 3650
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -33,19 +36,40 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """ca.pem, server.pem and their keys. The certificate holds for the hosts and for this machine itself."""
-    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    ca_name = _name("promptfed consortium")
+    """ca.pem, server.pem and their keys. The authority outlives many certificates: sites are given it once."""
+    names = _names(hosts)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("promptfed consortium")
     ca = (
-        _certificate(ca_name, ca_name, ca_key.public_key(), days)
+        _certificate(name, name, key.public_key(), _in(_AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(sign=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
     )
-    names = [_general(host) for host in dict.fromkeys([*hosts, *_LOCAL])]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(folder / CA_KEY, _pem(key))
+    (folder / CA).write_bytes(pem(ca))
+    _issue(folder, ca, key, names, days)
+
+
+def renew(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
+    """Another server.pem from the authority that is there: sites trust it as they did the last."""
+    ca, key = read_authority(folder / CA), _read_key(folder / CA_KEY)
+    if key.public_key() != ca.public_key():
+        raise UserError(f'"{folder / CA_KEY}" is not the key of {CA}')
+    _issue(folder, ca, key, _names(hosts), days)
+
+
+def _issue(
+    folder: Path, ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey, names: list[x509.GeneralName], days: int
+) -> None:
+    """server.pem, with the key that is there if there is one."""
+    if not (folder / SERVER_KEY).exists():
+        write_private(folder / SERVER_KEY, _pem(ec.generate_private_key(ec.SECP384R1())))
+    key = _read_key(folder / SERVER_KEY).public_key()
     server = (
-        _certificate(_name(hosts[0]), ca_name, server_key.public_key(), days)
+        _certificate(_name(str(names[0].value)), ca.subject, key, min(_in(days), ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -53,11 +77,57 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(folder / CA_KEY, _pem(ca_key))
-    write_private(folder / SERVER_KEY, _pem(server_key))
-    (folder / CA).write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    (folder / SERVER).write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    record.write(folder / SERVER, pem(server))
+
+
+# ---- read back
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
+    except Exception:  # of several kinds, by what is wrong with it
+        raise UserError(f'"{path}" is not a certificate') from None
+
+
+def read_authority(path: Path) -> x509.Certificate:
+    """A certificate that others can be trusted by, and still."""
+    found = read_certificate(path)
+    try:
+        signs = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        signs = False
+    if not signs:
+        raise UserError(f'"{path}" is not the certificate of an authority ({CA})')
+    if expired(found):
+        raise UserError(
+            f'"{path}" expired on {until(found)}: the consortium needs another authority, and every site its {CA}'
+        )
+    return found
+
+
+def expired(certificate: x509.Certificate) -> bool:
+    return bool(certificate.not_valid_after_utc <= datetime.now(UTC))
+
+
+def until(certificate: x509.Certificate) -> str:
+    return f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    content: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return content
+
+
+def hosts(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that it holds for."""
+    try:
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in named]
 
 
 def make_pair(folder: Path) -> Path:
@@ -88,6 +158,11 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
+def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """The hosts', and those of this machine itself."""
+    return [_general(host) for host in dict.fromkeys([*hosts, *_LOCAL])]
+
+
 def _general(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -100,18 +175,21 @@ def _general(host: str) -> x509.GeneralName:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=10))  # clocks differ
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_before(datetime.now(UTC) - timedelta(minutes=10))  # clocks differ
+        .not_valid_after(end)
     )
+
+
+def _in(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
 
 
 def _usage(sign: bool) -> x509.KeyUsage:
@@ -126,6 +204,18 @@ def _usage(sign: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
+    except Exception:  # of several kinds, by what is wrong with it
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f'"{path}" is not a private key as promptfed flower certs makes it')
+    return key
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -9,20 +9,51 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
-from . import api, build, catalog, comparison, dryrun, flower_commands, privacy, tables, view
-from . import config as C
+from . import flower_commands, interrupts, lazy
 from .analysis.command import analyse
-from .errors import UserError, unknown
+from .errors import UserError, nearest, unknown
 from .serving.command import export, join, predict
 
+if TYPE_CHECKING:
+    from . import api, build, catalog, comparison, dryrun, privacy, tables, view
+    from . import config as C
+else:
+    api, build, catalog, comparison = map(lazy.Module, ("api", "build", "catalog", "comparison"))
+    dryrun, privacy, tables, view, C = map(lazy.Module, ("dryrun", "privacy", "tables", "view", "config"))
+
+
+class Commands(TyperGroup):
+    """Tells how a setting is written where one is taken for an option: --rounds 3 for rounds=3."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            option: str | None = getattr(
+                error, "option_name", None
+            )  # click's own, which typer has in a place of its own
+            similar: list[str] | None = getattr(error, "possibilities", None)
+            if option is None or similar is None or ctx.invoked_subcommand not in ("run", "compare", "partition"):
+                raise
+            name = option.lstrip("-")
+            like = nearest(name, (other.lstrip("-") for other in similar))
+            setting = f"{name.replace('-', '_')}=VALUE"
+            raise UserError(
+                f"{option} is not an option of {ctx.invoked_subcommand}{like} (a setting is written {setting})"
+            ) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Prompt-based federated learning over vision models.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,6 +72,21 @@ DryRun = Annotated[
 ]
 NoTiming = Annotated[bool, typer.Option("--no-timing", help="with --dry-run: measure nothing, estimate no time")]
 Out = Annotated[Path | None, typer.Option("--out", help="the folder to write into (default: one below runs/)")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"promptfed {version('promptfed')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version, and stop", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Prompt-based federated learning over vision models."""
 
 
 @app.command()
@@ -91,37 +137,47 @@ def compare(
 ) -> None:
     """Run several methods and seeds on the same partition; the same command again goes on with what is not done."""
     source, given = _split(words)
-    spec: dict[str, Any] = source[0].get("compare", {}) if source else {}
-    common = [*(api.without_compare(table) for table in source), given]
+    file = source[0] if source else {}
+    spec: dict[str, Any] = file.get("compare", {})
     name = "comparison"
     if words and "=" not in words[0]:  # of experiments/pfedpg/table4.toml: pfedpg-table4
         name = "-".join(part for part in (Path(words[0]).parent.name, Path(words[0]).stem) if part)
     folder = out or Path("runs") / (f"{name}-mini" if mini else name)
-    scale = comparison.small(source[0] if source else {}, mini)
     named = [m.strip() for m in methods.split(",") if m.strip()]
-    rows = comparison.rows(spec, named, _numbers("--seeds", seeds), scale)
-    rows = [row for row in rows if only.lower() in row.label.lower()]
-    if not rows:
+    rows = comparison.rows(spec, named, _numbers("--seeds", seeds), comparison.small(file, mini))
+    whole = comparison.plan([api.without_compare(file), given], rows, folder, comparison.named(spec))
+    jobs = [job for job in whole if only.lower() in job.row.label.lower()]
+    if not jobs:
         raise UserError(f'--only = "{only}" is in no label of a row')
-    jobs = comparison.plan(common, rows, folder)
     if dry_run:
         each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
         console.print(dryrun.table(each, timing=not no_timing))
         return
+    comparison.claim(whole, folder)
+    comparison.check(jobs)
+
+    def watch(number: int, job: comparison.Job) -> view.Live:
+        label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
+        return view.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
+
     again = " ".join(["promptfed compare", *sys.argv[2:]])
     with _interruptible(again):
-        for number, job in enumerate(jobs, 1):
-            label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
-            label = f"{number}/{len(jobs)} {label}"
-            with view.Live(console, label, job.config.rounds, job.config.eval.every) as live:
-                comparison.take(job, live)
-    results = comparison.collect(jobs)
+        failed = comparison.work(jobs, watch)
+    # Rows that --only leaves out are in the table all the same, where they are done.
+    left_out = (job for job in whole if only.lower() not in job.row.label.lower())
+    results = comparison.collect(whole, [*left_out, *(job for job, _ in failed)])
+    if results:
+        scale = comparison.scale(whole, results, words[0] if words else "")
+        _show_comparison(folder, results, comparison.places(rows), scale)
+    comparison.complain(failed, results)
     if not results:
         raise UserError(f'--out = "{folder}": every run is held by another process')
-    places = comparison.places(rows)
-    console.print(view.comparison(tables.save(results, folder, places)))
+
+
+def _show_comparison(folder: Path, results: dict[str, list[api.Result]], places: tables.Places, scale: str) -> None:
     from .report import draw_comparison
 
+    console.print(view.comparison(tables.save(results, folder, places, scale)))
     pictures = draw_comparison(folder, results, places)
     console.print(f"tables and pictures in {folder}: {', '.join(p.name for p in pictures)}", soft_wrap=True)
 
@@ -131,12 +187,12 @@ def watch(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run or of a comparison")],
 ) -> None:
     """Follow a run or a comparison that another process is at work on, until it ends."""
-    from .watch import watch as follow
-
+    with interrupts.at_once():
+        from .watch import watch as follow
     try:
         follow(folder, console)
     except KeyboardInterrupt:  # the run itself goes on
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupts.CODE) from None
 
 
 @app.command()
@@ -146,10 +202,11 @@ def partition(
     save: Annotated[Path | None, typer.Option("--save", help="also write the split, for partition.file")] = None,
 ) -> None:
     """Draw who would hold what, without training."""
-    from .data.heatmap import draw
-
     source, given = _split(words)
     config = C.make(*(api.without_compare(table) for table in source), given)
+    from .data.heatmap import check, draw
+
+    check(out)
     federation = build.split(config)
     draw(federation, out)
     if save:
@@ -168,27 +225,28 @@ def partition(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, datasets, backbones, partitions or presets")],
+    what: Annotated[
+        str | None, typer.Argument(help="methods, datasets, backbones, partitions or presets; default: all")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show what there is."""
-    if what not in catalog.LISTS:
+    if what is not None and what not in catalog.LISTS:
         raise unknown("list", what, catalog.LISTS)
-    rows = catalog.LISTS[what]()
+    lists = {name: rows() for name, rows in catalog.LISTS.items() if what in (None, name)}
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps(lists[what] if what else lists, indent=1))
         return
-    table = Table()
-    for key in rows[0]:
-        if key != "settings":
-            table.add_column(key, overflow="fold", no_wrap=key == "name")
-    for row in rows:
-        table.add_row(*(str(value) for key, value in row.items() if key != "settings"))
-    console.print(table)
-    if what == "methods":
-        console.print(
-            "+pt and +st wrap any method in a private prompt, +ft fine-tunes its result: fedprox+pt, fedavg+ft."
-        )
+    for name, rows in lists.items():
+        table = Table(title=None if what else name, title_justify="left")
+        for key in rows[0]:
+            if key != "settings":
+                table.add_column(key, overflow="fold", no_wrap=key == "name")
+        for row in rows:
+            table.add_row(*(str(value) for key, value in row.items() if key != "settings"))
+        console.print(table)
+        if name == "methods":
+            console.print(catalog.PLUG_INS, highlight=False)
 
 
 @app.command()
@@ -197,8 +255,8 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
 ) -> None:
     """Put runs and comparisons on one HTML page that is read without a network."""
-    from .report.command import report as write
-
+    with interrupts.at_once():
+        from .report.command import report as write
     write(folders, out)
 
 
@@ -236,7 +294,7 @@ def _interruptible(again: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         console.print(f"\nstopped; all completed rounds are kept. Go on with:\n  {again}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupts.CODE) from None
 
 
 def main() -> None:

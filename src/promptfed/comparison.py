@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,10 +24,11 @@ from typing import Any, NamedTuple
 
 from . import config as C
 from . import methods as M
-from . import tables
+from . import models, tables
 from .api import Result, execute, without_compare
-from .data import PARTITIONS
+from .data import CATALOGUE, PARTITIONS, DatasetConfig, load
 from .errors import UserError, nearest
+from .models.known import KNOWN, fresh
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -115,14 +117,16 @@ def _seeds(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) -> list[Job]:
+def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, others: Iterable[str] = ()) -> list[Job]:
     """All runs, validated before the first one starts: every row with its first seed, then the second seeds.
 
-    Of the common settings the first table is the file's, over which columns go; the others are given besides."""
+    Of the common settings the first table is the file's, over which columns go; the others are given besides. `others`:
+    methods that are not compared now, though the file's settings may be meant for them."""
     # All else is checked with the rows, whose methods and columns it belongs to.
     base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
     split = base.seed if base.partition.seed is None else base.partition.seed
     jobs = []
+    methods: set[str] = set()
     for turn in range(max(len(row.seeds) for row in rows)):
         for row in rows:
             if turn < len(row.seeds):
@@ -133,9 +137,41 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path) ->
                     "partition": {"seed": split, **row.settings.get("partition", {})},
                 }
                 tables = [*common[:1], row.column, *common[1:], settings]
-                config = C.make(shrunk(tables, row.mini, common[1:]) if row.mini else merged(tables))
+                whole = merged(tables)
+                config = C.make(shrunk(tables, row.mini, common[1:]) if row.mini else whole)
                 jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
+                methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
+    own = [_method(table)["name"] for table in common[:1] if "name" in _method(table)]
+    _somebodys(common[:1], _fields([*methods, *others, *own]))
+    _somebodys(common[1:], _fields(methods))
+    _somebodys((row.column for row in rows), _fields(methods) | _method_settings())  # of some rows, perhaps left out
     return jobs
+
+
+def _fields(methods: Iterable[str]) -> set[str]:
+    return {key for name in methods for key in M.fields(name)}
+
+
+def _somebodys(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
+    """A row's method takes those of the common settings that it has. What no row takes is a mistake."""
+    for table in tables:
+        for key in _method(table):
+            if key not in known | {"name"}:
+                raise UserError(
+                    f"method.{key} is not a setting of any method that is compared{nearest(key, known)} "
+                    f"(allowed: {', '.join(sorted(known))})"
+                )
+
+
+def _method(table: Mapping[str, Any]) -> Table:
+    found: Table = C.undot((key, value) for key, value in table.items() if key == "method").get("method", {})
+    return found
+
+
+def named(spec: Mapping[str, Any]) -> list[str]:
+    """The methods of a file's rows."""
+    names = (_part(table, "rows").settings.get("method", {}).get("name") for table in spec.get("rows", ()))
+    return [name for name in names if name]
 
 
 def small_scale(source: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> Table:
@@ -203,6 +239,80 @@ def small(source: Mapping[str, Any], wanted: bool) -> Table | None:
     return dict(mini)
 
 
+# ---- before the first run
+
+
+def claim(jobs: Sequence[Job], out: Path) -> None:
+    """Refuses a folder that holds something else, which the tables and pictures would replace."""
+    file = out / "table.json"
+    if (out / "config.toml").exists():
+        raise UserError(f'--out = "{out}" holds a run; choose another --out')
+    try:
+        there = [row["label"] for row in json.loads(file.read_text())] if file.exists() else []
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f'--out: "{file}" is not the table of a comparison; choose another --out') from None
+    for label in there:
+        if label not in {job.row.label for job in jobs}:
+            raise UserError(f'--out = "{out}" holds another comparison, with a row "{label}"; choose another --out')
+    for job in jobs:
+        if (job.folder / "config.toml").exists():
+            _same(job)
+
+
+def check(jobs: Iterable[Job]) -> None:
+    """Whether the methods fit their backbones, for what is not done yet. Published backbones are shapes alone here, and
+    of datasets in the catalogue nothing is loaded."""
+    alike: dict[tuple[C.Backbone, DatasetConfig], dict[str, Job]] = {}
+    for job in jobs:
+        if not job.config.consortium and not (job.folder / "result.json").exists():
+            key = job.config.backbone, job.config.dataset
+            alike.setdefault(key, {}).setdefault(job.row.label, job)
+    for (backbone, dataset), found in alike.items():
+        model: models.Model | None = None
+        for label, job in found.items():
+            try:
+                model = model or _sketch(backbone, dataset)
+                method = job.config.method.method
+                method.tuning.check(model)
+                method.check(model, method.tuning.init(model, job.seed))
+            except UserError as error:
+                raise UserError(f'row "{label}": {error}') from None
+            except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
+                continue
+
+
+def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
+    entry = CATALOGUE.get(given.name)
+    if entry:
+        classes = tuple(f"class {i}" for i in range(entry.classes))
+        channels, side = given.channels or entry.channels, given.size or entry.size
+        image = (channels, side, side)
+    else:
+        data = load(given)
+        classes, image = data.classes, data.images.shape[1:]
+    if backbone.name in KNOWN:
+        model = fresh(backbone.name, len(classes), classes)
+        if model.image != image:
+            raise UserError(
+                f'dataset.size: backbone "{backbone.name}" takes {_pixels(model.image)}, got {_pixels(image)}; '
+                f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
+            )
+    else:
+        model = models.build(backbone.name, image, len(classes), 0, classes)
+    if backbone.part == "whole":
+        return model
+    if not isinstance(model, models.CLIP):
+        raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
+    return models.image_vit(model, len(classes), 0, model.name)
+
+
+def _pixels(image: Sequence[int]) -> str:
+    return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
+
+
+# ---- the runs
+
+
 def take(job: Job, view: View | None = None) -> Result | None:
     """The job's result, made if it is not there yet. None if another process is making it."""
     done = finished(job)
@@ -215,6 +325,35 @@ def take(job: Job, view: View | None = None) -> Result | None:
         return execute(job.config, job.folder, resume, view=view)
     except Busy:
         return None
+
+
+Watch = Callable[[int, Job], AbstractContextManager[View | None]]
+
+
+def work(jobs: Sequence[Job], watch: Watch = lambda number, job: nullcontext()) -> list[tuple[Job, Exception]]:
+    """Makes what is not there yet; -> the runs that failed, and why. One that fails does not keep the others back, but
+    behind a fault of the program nothing more is tried."""
+    failed: list[tuple[Job, Exception]] = []
+    for number, job in enumerate(jobs, 1):
+        try:
+            with watch(number, job) as view:
+                take(job, view)
+        except Exception as error:
+            failed.append((job, error))
+            if not isinstance(error, UserError):
+                break
+    return failed
+
+
+def complain(failed: Sequence[tuple[Job, Exception]], results: Mapping[str, Any]) -> None:
+    """Of the first that failed, once the table of the others is written."""
+    if not failed:
+        return
+    job, error = failed[0]
+    if not results or not isinstance(error, UserError):
+        raise error
+    more = f", and so have {len(failed) - 1} more" if len(failed) > 1 else ""
+    raise UserError(f"{job.folder.name} has failed{more}, the tables have what is done: {error}")
 
 
 def compare(
@@ -231,14 +370,18 @@ def compare(
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
-    source = C.read(preset) if preset else {}
+    source, folder = C.read(preset) if preset else {}, Path(out)
+    spec = source.get("compare", {})
     common = [without_compare(source), C.undot(settings.items())]
-    found = rows(source.get("compare", {}), methods, seeds, small(source, mini))
-    jobs = plan(common, found, Path(out))
-    for job in jobs:
-        take(job)
-    results = collect(jobs)
-    tables.save(results, Path(out), places(found))
+    found = rows(spec, methods, seeds, small(source, mini))
+    jobs = plan(common, found, folder, named(spec))
+    claim(jobs, folder)
+    check(jobs)
+    failed = work(jobs)
+    results = collect(jobs, (job for job, _ in failed))
+    if results:
+        tables.save(results, folder, places(found), scale(jobs, results, str(preset)))
+    complain(failed, results)
     return results
 
 
@@ -247,18 +390,32 @@ def places(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
     return {row.label: row.place for row in rows if row.place[1]}
 
 
-def collect(jobs: Sequence[Job]) -> dict[str, list[Result]]:
-    """What is done, by this process or another; a warning names what is not."""
+def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
+    """What a table at the small scale has to say of itself: its labels are those of the full scale. Else empty."""
+    jobs = [job for job in jobs if job.row.mini and job.row.label in results]
+    if not jobs:
+        return ""
+    *most, last = dict.fromkeys(job.config.dataset.name for job in jobs)
+    data = f"{', '.join(most)} and {last}" if most else last
+    few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
+    rounds = tables.rounds(many) if few == many else f"{few} to {tables.rounds(many)}"
+    name = "/".join(Path(file).parts[-2:])
+    return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"
+
+
+def collect(jobs: Sequence[Job], excused: Iterable[Job] = ()) -> dict[str, list[Result]]:
+    """What is done, by this process or another; a warning names what is not and ought to be."""
     results: dict[str, list[Result]] = {}
+    elsewhere = {job.folder for job in excused}
     missing = []
     for job in jobs:
         done = finished(job)
         if done:
             results.setdefault(job.row.label, []).append(done)
-        else:
+        elif job.folder not in elsewhere:
             missing.append(job.folder.name)
     if missing:
-        warnings.warn(f"not in the table, still held by another process: {', '.join(missing)}", stacklevel=2)
+        warnings.warn(f"not in the table, held by another process or not begun: {', '.join(missing)}", stacklevel=2)
     return results
 
 

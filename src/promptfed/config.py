@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from . import methods
 from .data import PARTITIONS, DatasetConfig, Partition
@@ -97,9 +98,15 @@ class Consortium(_Section):
 
     clients: int = Field(ge=1, description="how many sites there are; they are clients 0, 1, ...")
     classes: tuple[str, ...] = Field(min_length=2, description="what is told apart; a site need not have all of them")
-    address: str = Field(
-        "127.0.0.1:9092", pattern=r"^[^\s:/]+:\d{1,5}$", description="where the sites find the server: host:port"
-    )
+    address: str = Field("127.0.0.1:9092", description="where the sites find the server: host:port")
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not re.fullmatch(r"[^\s:/]+", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise UserError(f'consortium.address (--address) = "{address}" must be host:port, with a port up to 65535')
+        return address
 
     @model_validator(mode="after")
     def _different(self) -> Consortium:

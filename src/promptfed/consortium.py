@@ -14,7 +14,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from . import build
+from . import build, record
 from . import config as C
 from .errors import UserError
 from .sites import AGREED
@@ -72,8 +72,37 @@ def read(folder: Path) -> C.Config:
     return config
 
 
+# ---- who is admitted
+
+
+def taken(file: Path, client: int, node: int | None) -> int | None:
+    """Another node that is this client."""
+    return next((other for other, number in _admitted(file).items() if number == client and other != node), None)
+
+
 def remember(file: Path, node: int, client: int) -> None:
-    """Notes which client a node is. Another node may have been it before: a site that has made new keys."""
-    known = json.loads(file.read_text()) if file.exists() else {}
-    kept = {key: value for key, value in known.items() if value != client}
-    file.write_text(json.dumps({**kept, str(node): client}, indent=1) + "\n")
+    """Notes which client a node is; what else it or another has been is forgotten."""
+    kept = {other: number for other, number in _admitted(file).items() if number != client and other != node}
+    _write(file, {**kept, node: client})
+
+
+def forget(file: Path, client: int) -> int:
+    """-> the node that was this client"""
+    node = taken(file, client, None)
+    if node is None:
+        raise UserError(f"--client = {client} is not admitted")
+    _write(file, {other: number for other, number in _admitted(file).items() if number != client})
+    return node
+
+
+def _admitted(file: Path) -> dict[int, int]:
+    try:
+        return {int(node): int(client) for node, client in json.loads(file.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f'"{file}" is damaged: it must hold a number for each node, {{"node": number, ...}}') from None
+
+
+def _write(file: Path, nodes: dict[int, int]) -> None:
+    record.write(file, (json.dumps(nodes, indent=1) + "\n").encode())

@@ -1,9 +1,13 @@
 """Mistakes a user can make, told in one sentence."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from __future__ import annotations
 
-from pydantic import ValidationError
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(ValueError):
@@ -12,8 +16,16 @@ class UserError(ValueError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean "fedavg"?' or an empty string."""
-    match = get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f'; did you mean "{match[0]}"?' if match else ""
+    likely = sorted(((-_alike(word, other), other) for other in known), key=lambda pair: pair[0])
+    return f'; did you mean "{likely[0][1]}"?' if likely and likely[0][0] <= -0.5 else ""
+
+
+def _alike(word: str, other: str) -> float:
+    """0 to 1: the share of letters in common, in their order and in any, so that two swapped ones cost little."""
+    word, other = word.lower(), other.lower()
+    in_order = SequenceMatcher(None, word, other).ratio()
+    in_any = SequenceMatcher(None, sorted(word), sorted(other)).ratio()
+    return (in_order + in_any) / 2
 
 
 def unknown(setting: str, value: str, known: Iterable[str]) -> UserError:

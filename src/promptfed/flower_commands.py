@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
-from . import config as C
+from . import lazy
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from . import config as C
+else:
+    C = lazy.Module("config")
 
 app = typer.Typer(help="Federated learning between real sites, on Flower.", no_args_is_help=True, rich_markup_mode=None)
 console = Console()
@@ -70,38 +80,43 @@ def init(
 def certs(
     folder: Folder,
     host: Annotated[list[str] | None, typer.Option("--host", help="further names and addresses of the server")] = None,
-    days: Annotated[int, typer.Option("--days", min=1, help="how long the certificate holds")] = 365,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="how long the certificate holds")] = 365,
 ) -> None:
-    """Make the certificate that sites know the server by."""
+    """Make the certificate that sites know the server by, or renew it."""
     _needs_flower()
     from . import certificates, consortium
 
     agreed = consortium.read(folder).consortium
     assert agreed
-    names = [agreed.address.rpartition(":")[0], *(host or [])]
-    certificates.make_authority(folder / consortium.TLS, names, days)
-    authority = folder / consortium.TLS / certificates.CA
-    _say(f"the certificate holds for {', '.join(dict.fromkeys([*names, 'localhost', '127.0.0.1']))}, {days} days")
-    _say(f"give every site {folder / 'consortium.toml'} and {authority}; the keys stay here")
+    tls, names = folder / consortium.TLS, [agreed.address.rpartition(":")[0], *(host or [])]
+    known = any((tls / name).exists() for name in (certificates.CA, certificates.CA_KEY))
+    if known and not host and (tls / certificates.SERVER).exists():
+        names += certificates.hosts(certificates.read_certificate(tls / certificates.SERVER))
+    (certificates.renew if known else certificates.make_authority)(tls, names, days)
+    made = certificates.read_certificate(tls / certificates.SERVER)
+    _say(f"the certificate holds for {', '.join(certificates.hosts(made))}, until {certificates.until(made)}")
+    if known:
+        _say("it is renewed, by the authority that sites know: they need nothing new")
+        _say("a SuperLink that is running reads it when it is started again")
+    else:
+        _say(f"give every site {folder / 'consortium.toml'} and {tls / certificates.CA}; the keys stay here")
+    everywhere = "" if names[0] in ("localhost", "127.0.0.1") else " --host 0.0.0.0"
+    _say(f"next: promptfed flower link {folder}{everywhere}")
 
 
 @app.command()
 def link(
     folder: Folder,
     host: Annotated[
-        str, typer.Option("--host", help="the address to listen on; 0.0.0.0: all of this machine's")
+        str, typer.Option("--host", help="the address to listen on: 127.0.0.1, 0.0.0.0 for all, :: for IPv6 too")
     ] = "127.0.0.1",
     insecure: Insecure = False,
 ) -> None:
     """Run the SuperLink, until it is stopped."""
     _needs_flower()
-    from . import consortium
     from .engines import flower_link
 
-    agreed = consortium.read(folder).consortium
-    assert agreed
-    _say(f"sites find the SuperLink at {agreed.address}; other machines than this one are answered as nodes only")
-    flower_link.link(folder, host, insecure)
+    flower_link.link(folder, host, insecure, _say)
 
 
 @app.command()
@@ -109,8 +124,9 @@ def admit(
     folder: Folder,
     key: Annotated[Path, typer.Argument(metavar="KEY", help="the public key that the site has sent: site.pub")],
     client: Annotated[int, typer.Option("--client", min=0, help="which client the site is")],
+    replace: Annotated[bool, typer.Option("--replace", help="in place of the node that has been this client")] = False,
 ) -> None:
-    """Let a site take part, by its public key. The SuperLink must be running."""
+    """Let a site take part, by its public key, or change which client it is. The SuperLink must be running."""
     _needs_flower()
     from . import consortium
     from .engines import flower_link
@@ -121,9 +137,27 @@ def admit(
     if client >= agreed.clients:
         raise UserError(f"--client = {client} must be 0 to {agreed.clients - 1}")
     with flower_link.control(folder, insecure=False) as control:
-        node = flower_link.register(control, key)
+        node = flower_link.registered(control, key)
+        other = consortium.taken(folder / NODES, client, node)
+        if other is not None and not replace:
+            raise UserError(f"--client = {client} is node {other} already: --replace puts this site in its place")
+        node = flower_link.register(control, key) if node is None else node
     consortium.remember(folder / NODES, node, client)
-    _say(f"client {client} is admitted as node {node}")
+    _say(f"client {client} is admitted as node {node}" + ("" if other is None else f", in place of node {other}"))
+
+
+@app.command()
+def expel(
+    folder: Folder, client: Annotated[int, typer.Option("--client", min=0, help="which client is shut out")]
+) -> None:
+    """Shut a site out of the runs that are submitted from now on. admit lets it in again."""
+    _needs_flower()
+    from . import consortium
+    from .engines.flower_server import NODES
+
+    consortium.read(folder)
+    node = consortium.forget(folder / NODES, client)
+    _say(f"client {client}, node {node}, takes no part in runs that are submitted from now on")
 
 
 @app.command()
@@ -134,13 +168,16 @@ def submit(
 ) -> None:
     """Start a run, or go on with it, and follow it to its end."""
     _needs_flower()
-    from . import record, view
+    from . import consortium, privacy, record, view
     from .engines import flower_link
-    from .engines.flower_server import told
+    from .engines.flower_server import WAITING, told
     from .sites import run_name
 
-    path = folder / "runs" / run_name(name)
-    done = len(record.read_lines(path))
+    config = consortium.read(folder)
+    assert config.consortium
+    path, clients = folder / "runs" / run_name(name), config.consortium.clients
+    done, waited = len(record.read_lines(path)), ""
+    (path / WAITING).unlink(missing_ok=True)
     with flower_link.control(folder, insecure) as control:
         number = flower_link.start(control, folder, name)
         _say(f"run {number} is submitted" + (f"; {done} rounds are behind it" if done else ""))
@@ -149,8 +186,13 @@ def submit(
             while state[0] != "finished":
                 time.sleep(1)
                 state = flower_link.status(control, number)
+                missing = (path / WAITING).read_text() if (path / WAITING).exists() else ""
+                if missing not in ("", "[]", waited):
+                    patience = f"engine.patience = {config.engine.patience:g} s"
+                    _say(f"waiting for client {missing[1:-1]}, for {patience} at most")
+                waited = missing
                 for line in record.read_lines(path)[done:]:
-                    _say(told(line))
+                    _say(told(line, clients))
                     done += 1
         except KeyboardInterrupt:
             flower_link.stop(control, number)
@@ -159,7 +201,10 @@ def submit(
             raise typer.Exit(130) from None
     if state[1] != "completed":
         raise UserError(state[2].removeprefix("ServerApp failed with exception: ") or f"the run has {state[1]}")
-    console.print(view.outcome(json.loads((path / "result.json").read_text())))
+    numbers = json.loads((path / "result.json").read_text())
+    console.print(view.outcome(numbers))
+    if "privacy" in numbers:
+        _say(privacy.sentence(numbers["privacy"]))
     _say(f"everything is in {path}")
 
 
@@ -185,24 +230,68 @@ def site(
 
     if (folder / sites.SETTINGS).exists():
         raise UserError(f'"{folder}" holds a site already')
+    if (folder / certificates.KEY).exists():
+        raise UserError(f'"{folder / certificates.KEY}" is there already; move it away if there is to be a new one')
     images = str(data.expanduser().absolute())
-    settings = {"client": client, "data": images, "backbone": backbone, "device": device, "epsilon": epsilon}
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    chosen: dict[str, Any] = {
+        "client": client,
+        "data": images,
+        "backbone": str(Path(backbone).absolute()) if backbone and Path(backbone).exists() else backbone,
+        "device": device,
+        "epsilon": epsilon,
+    }
+    settings = sites.Settings.model_construct(**chosen).model_dump()  # with all that can be set; read back below
+    files = {sites.AGREED: _agreement(agreed), sites.SETTINGS: C.dump(settings).encode()}
+    authority = ca or folder / certificates.CA
+    if ca or authority.exists():
+        files[certificates.CA] = certificates.pem(certificates.read_authority(authority))
     try:
-        shutil.copyfile(agreed, folder / sites.AGREED)
-        if ca:
-            shutil.copyfile(ca, folder / certificates.CA)
-        (folder / sites.SETTINGS).write_text(C.dump(settings))
-        found = sites.Place.open(folder).parts()
+        with _whole(folder, files):
+            found = sites.Place.open(folder).parts()
+            public = certificates.make_pair(folder)
     except OSError as error:
         raise UserError(f'"{error.filename}" cannot be read: {error.strerror}') from None
-    except BaseException:
-        (folder / sites.SETTINGS).unlink(missing_ok=True)
-        raise
-    public = certificates.make_pair(folder)
+    except UserError as error:
+        raise UserError(re.sub(r'^dataset\.name = "[^"]*"', lambda _: f'--data = "{data}"', str(error))) from None
     _describe(found, client)
+    if certificates.CA not in files:
+        _say(f"no {certificates.CA} yet: copy it to {authority}")
     _say(f"send {public} to the server's engineer; {folder / certificates.KEY} stays here")
+
+
+def _agreement(path: Path) -> bytes:
+    """A consortium.toml, word for word."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f'--consortium = "{path}" cannot be read: {error.strerror}') from None
+    if "consortium" not in C.read(path):
+        raise UserError(f'--consortium = "{path}" is not a consortium.toml: it has no [consortium]')
+    return content
+
+
+@contextmanager
+def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
+    """A folder with these files. Of an attempt that fails nothing is left that was not there before."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before, mode = {path.name for path in folder.iterdir()}, folder.stat().st_mode
+    replaced = {name: (folder / name).read_bytes() for name in files if name in before}
+    try:
+        folder.chmod(0o700)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            if path.name not in before:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for name, content in replaced.items():
+            (folder / name).write_bytes(content)
+        folder.chmod(mode)
+        for path in missing:
+            path.rmdir()
+        raise
 
 
 @app.command()
@@ -214,12 +303,16 @@ def check(folder: SiteFolder) -> None:
     place = sites.Place.open(folder)
     for name in (certificates.CA, certificates.KEY):
         if not (folder / name).exists():
-            raise UserError(f'"{folder / name}" is missing')
+            whence = (
+                "it comes with the consortium.toml" if name == certificates.CA else "promptfed flower site makes it"
+            )
+            raise UserError(f'"{folder / name}" is missing: {whence}')
+    place.private()
     _describe(place.parts(), place.settings.client)
     ledger = place.ledger()
     if ledger:
-        limit = "no limit" if place.settings.epsilon is None else f"at most {place.settings.epsilon:g}"
-        _say(f"updates released so far: {sum(ledger.answers().values())}, epsilon {ledger.epsilon():.3g} ({limit})")
+        _say(ledger.told())
+    _say(f"all is well; next: promptfed flower node {folder}")
 
 
 @app.command()
@@ -244,4 +337,27 @@ def _describe(parts: Any, client: int) -> None:
     _say(f"client {client}: {len(mine.train)} training, {len(mine.val)} validation and {len(mine.test)} test images")
     _say(f"classes here: {len(held)} of {len(data.classes)}" + ("" if len(held) > 20 else f" ({', '.join(held)})"))
     about = fingerprint(parts.method, parts.model, data, parts.config.seed, parts.config.privacy)
+    settings = "".join(about.pop(part) for part in sorted(about) if part.startswith("method."))
+    about["method"] = sha256(f"{about['method']}{settings}".encode()).hexdigest()
     _say("fingerprint: " + ", ".join(f"{part} {digest[:8]}" for part, digest in about.items()))
+
+
+class _Command(TyperCommand):
+    """Flower asks for an older typer, which a newer click makes forget what arguments are, and which escapes for rich
+    what is not printed by it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        hints = get_type_hints(self.callback, include_extras=True)
+        forgotten: list[Any] = [one for one in self.params if one.name in hints and not getattr(one, "help", None)]
+        for param in forgotten:
+            param.help = hints[param.name].__metadata__[0].help
+        super().format_options(ctx, formatter)
+        for param in forgotten:
+            param.help = None  # else click tells it a second time
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+for _each in app.registered_commands:
+    _each.cls = _Command

@@ -6,6 +6,7 @@ The server counts too, and states its count in the result; with this a site need
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from . import record
@@ -14,9 +15,10 @@ from .privacy import Privacy, epsilon
 
 
 class Ledger:
-    """`most`: the epsilon beyond which the site releases no more; none: it only counts."""
+    """`most` tells the epsilon beyond which the site releases no more, each time: it may be changed under a running
+    node. None: it only counts."""
 
-    def __init__(self, file: Path, privacy: Privacy, most: float | None = None) -> None:
+    def __init__(self, file: Path, privacy: Privacy, most: Callable[[], float | None] = lambda: None) -> None:
         self._file, self._privacy, self._most = file, privacy, most
 
     def answers(self) -> dict[float, int]:
@@ -34,11 +36,20 @@ class Ledger:
 
     def check(self) -> None:
         """Raises UserError if there may not be another."""
-        if self._most is not None and self.epsilon(more=1) > self._most:
+        most = self._most()
+        if most is not None and self.epsilon(more=1) > most:
             raise UserError(
-                f"epsilon = {self._most:g} in site.toml allows no more updates: "
+                f"epsilon = {most:g} in site.toml allows no more updates: "
                 f"one more would bring what they reveal to {self.epsilon(more=1):.3g}"
             )
+
+    def told(self) -> str:
+        """What they reveal, for a person. Raises UserError if that is more than it may be."""
+        most, spent, n = self._most(), self.epsilon(), sum(self.answers().values())
+        if most is not None and spent > most:
+            raise UserError(f"{n} updates released so far reveal epsilon {spent:.3g}, and site.toml allows {most:g}")
+        limit = "site.toml sets no limit" if most is None else f"site.toml allows {most:g}"
+        return f"updates released so far: {n}, which reveal epsilon {spent:.3g}; {limit}"
 
     def count(self) -> None:
         """One more, noted before it leaves."""

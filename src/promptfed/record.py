@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from . import metrics
+from .config import Join
 from .engines.base import Notice
 from .errors import UserError
 from .method import State
@@ -186,7 +187,7 @@ def write(path: Path, content: bytes) -> None:
 def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
     """result.json: the numbers of a run, from its rounds."""
     seconds = [line["seconds"] for line in lines]
-    stages = {stage: _stage(lines, stage) for stage in STAGES}
+    stages = {stage: _stage(lines, stage, _all(about, stage.startswith("newcomers_"))) for stage in STAGES}
     last = next((line for line in reversed(lines) if "aggregated" in line), None)
     if last is None:
         raise UserError("no client has answered an evaluation: there is no result; resume the run when they are there")
@@ -211,23 +212,36 @@ def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stage(lines: Sequence[Line], stage: str) -> dict[str, Any] | None:
+def _all(about: dict[str, Any], late: bool) -> dict[str, int]:
+    """How many clients have test data, of those that came later or of the others; empty if nobody knows."""
+    if "sites" not in about:
+        return {}
+    new = Join.model_validate(about["config"]["join"]).newcomers(len(about["sites"]))
+    return {"of": sum(site["n_test"] != 0 and (site["client"] in new) is late for site in about["sites"])}
+
+
+def _stage(lines: Sequence[Line], stage: str, all_: dict[str, int]) -> dict[str, Any] | None:
     """Metrics of the last evaluated round, of the mean of the last ten rounds' evaluations, and of the round that
-    validation data choose. Test data choose nothing."""
+    validation data choose. Test data choose nothing. Locally trained models are those of a round's participants: where
+    these change, rounds are of different clients, and neither a mean over them nor a choice of one says anything."""
     known = [line for line in lines if stage in line]
     if not known:
         return None
 
     def of(line: Line) -> dict[str, Any]:
-        return {"round": line["round"], **line[stage]["summary"]}
+        return {"round": line["round"], **line[stage]["summary"], **all_}
 
     recent = [line for line in known if line["round"] > lines[-1]["round"] - LAST]
     found = {"last": of(known[-1])}
+    who = {tuple(sorted(row["client"] for row in line[stage]["clients"])) for line in known}
+    if stage.endswith("after_local") and len(who) > 1:
+        return found
     if recent:
         rounds = [line["round"] for line in recent]
         found[f"mean_of_last_{LAST}"] = {
             "rounds": rounds,
             **metrics.average([line[stage]["summary"] for line in recent]),
+            **all_,
         }
     judged = [line for line in known if line[stage]["summary"]["val"] is not None]
     if judged:

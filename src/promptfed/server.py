@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from torch import Tensor
+
 from . import metrics
 from . import params as P
 from .engines.base import Clients, Notice, Scores
@@ -64,7 +66,7 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
     if restored:
         done, state = restored
     else:
-        done, state = 0, method.begin(model, init, plan.seed)
+        done, state = 0, checked(method, "begin", method.begin(model, init, plan.seed))
         state = _admit(method, state, clients, plan.train(clients.ids(), 0), 0)
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()
@@ -75,14 +77,14 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
         chosen = sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
         recorder.begin(round, chosen)
         due = round % plan.eval_every == 0 or round == plan.rounds
-        sent = {client: method.down(state, client) for client in chosen}
+        sent = {client: checked(method, "down", method.down(state, client)) for client in chosen}
         updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
         used, left_out = screen(updates, chosen, method.shared(init), partial(method.unusable, state))
         line = _line(round, chosen, used, left_out)
         if any(u.moved for u in used):
             line["moved"] = [{"client": u.client, "roles": dict(u.moved)} for u in used]
         if used:
-            made = method.aggregate(state, used)
+            made = checked(method, "aggregate", method.aggregate(state, used))
             if P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
                 state = made
                 second = method.exchange(state, used)
@@ -114,6 +116,17 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
             line["seconds"]["evaluate"] = time.perf_counter() - begun
         recorder.end(line, state)
     return state
+
+
+def checked(method: Method, hook: str, made: Any) -> Params:
+    """What a hook gave, if it is what it must be: a user's own method may have forgotten to return it."""
+    where = f"{type(method).__name__}.{hook}() must return a dict of tensors"
+    if not isinstance(made, dict):
+        raise UserError(f"{where}, not {type(made).__name__}")
+    for name, p in made.items():
+        if not isinstance(p, Tensor):
+            raise UserError(f"{where}, and {name!r} in it is of type {type(p).__name__}")
+    return made
 
 
 def _admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:

@@ -11,6 +11,7 @@ The folder is for its owner alone. Nothing in it is ever sent but what a method 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from .client import Work
 from .data import Dataset, DatasetConfig, Federation, Site, folders, load
 from .data.partition import stratified
 from .data.sources import Source
-from .errors import UserError, one_sentence, unknown
+from .errors import UserError, nearest, one_sentence, unknown
 from .host import Host, Message
 from .ledger import Ledger
 from .params import Params
@@ -40,6 +41,8 @@ from .wire import pack, unpack
 SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
 SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
 _EMPTY = 100_000  # bytes that a run takes before it has begun
+KEY = "site.key"
+_log = logging.getLogger("flwr")  # a node's own
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -83,7 +86,7 @@ def share(dataset: Dataset, seed: int) -> Site:
 def run_name(name: Any) -> str:
     """A run's name, which becomes that of a folder at the server and at every site."""
     if not isinstance(name, str) or not _RUN.fullmatch(name):
-        raise UserError(f'run = "{str(name)[:100]}" must be letters, digits, "-", "_" and ".", 100 at most')
+        raise UserError(f'the run\'s name "{str(name)[:100]}" must be letters, digits, "-", "_" and ".", 100 at most')
     return name
 
 
@@ -101,6 +104,20 @@ class Settings(BaseModel):
     epsilon: float | None = Field(None, gt=0, description="what the site's updates may reveal at most, over all runs")
 
 
+def read_settings(folder: Path) -> Settings:
+    table = C.read(folder / SETTINGS)
+    for key in table:
+        if key not in Settings.model_fields:
+            allowed = ", ".join(Settings.model_fields)
+            raise UserError(
+                f"{key} in {SETTINGS} is not a setting{nearest(key, Settings.model_fields)}; allowed: {allowed}"
+            )
+    try:
+        return Settings.model_validate(table)
+    except ValidationError as error:
+        raise one_sentence(error, SETTINGS) from None
+
+
 @dataclass(frozen=True)
 class Place:
     """A site's folder, read."""
@@ -114,10 +131,7 @@ class Place:
         folder = folder.expanduser().absolute()
         if not (folder / SETTINGS).exists():
             raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
-        try:
-            settings = Settings.model_validate(C.read(folder / SETTINGS))
-        except ValidationError as error:
-            raise one_sentence(error, SETTINGS) from None
+        settings = read_settings(folder)
         config = C.make(C.read(folder / AGREED))
         if config.consortium is None:
             raise UserError(f'"{folder / AGREED}" has no [consortium]')
@@ -133,7 +147,17 @@ class Place:
     def ledger(self) -> Ledger | None:
         """What it has released, where there is differential privacy."""
         privacy = self.config.privacy
-        return Ledger(self.folder / RELEASED, privacy, self.settings.epsilon) if privacy.on else None
+        return Ledger(self.folder / RELEASED, privacy, lambda: self.now().epsilon) if privacy.on else None
+
+    def now(self) -> Settings:
+        """site.toml as it is now: what a site allows may be changed while its node is running."""
+        return read_settings(self.folder) if (self.folder / SETTINGS).exists() else self.settings
+
+    def private(self) -> None:
+        """Raises UserError if other accounts of this machine can read what is the site's alone."""
+        for path, mode in ((self.folder, "700"), (self.folder / KEY, "600")):
+            if path.exists() and path.stat().st_mode & 0o077:
+                raise UserError(f'"{path}" can be read by others: chmod {mode} {path}')
 
     def dataset(self) -> Dataset:
         """Its images, decoded once, with the consortium's classes and normalisation."""
@@ -175,10 +199,11 @@ class Place:
         for file in (self.folder / "runs").rglob("*"):
             with suppress(FileNotFoundError):  # another process of the site's may be at work
                 held += file.lstat().st_blocks * 512
-        if held + more > self.settings.runs_gb * 1e9:
+        most = self.now().runs_gb
+        if held + more > most * 1e9:
             raise UserError(
-                f"runs_gb = {self.settings.runs_gb:g} in {SETTINGS}: {(held + more) / 1e9:.3g} GB would be needed; "
-                "old runs' folders can be deleted"
+                f"runs_gb = {most:g} in {SETTINGS}: {(held + more) / 1e9:.3g} GB would be needed; folders of finished "
+                "runs can be deleted"
             )
 
 
@@ -195,10 +220,17 @@ class SiteHost(Host):
         self.room(sum(map(len, blobs)))
         if self.ledger and note["ask"] == "train":
             self.ledger.check()
+        if note["ask"] == "train" and note["round"] > 1 and self._begins(note["clients"][0], note["round"]):
+            run, round = self.folder.name, note["round"]
+            _log.warning("run %s is in round %d; here private parameters begin anew, as in a first round", run, round)
         said, answers = super().__call__(note, blobs)
         if note["ask"] == "evaluate" and not note["after_local"]:
             self._keep(note, blobs, said)
         return said, answers
+
+    def _begins(self, client: int, round: int) -> bool:
+        """Whether it has private parameters and remembers none: it trains for the first time, or its folder is gone."""
+        return len(self.method.shared(self.init)) < len(self.init) and not self.store.get(client, round)
 
     def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
         sent = super().released(work, up, stats, round)

@@ -16,12 +16,17 @@ from .api import Result
 
 Table = dict[str, Any]
 Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a table with columns
+# Below every table of a comparison, for people; the second where it has more than one accuracy.
+CAPTION = "As aggregated: the models as the server sends them, on test data; ±: sample deviation over seeds."
+WHOLE = "worst: the worst client; global: everybody's test data; trained: after local training."
+REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
 ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "everybody's test data"}
 
 
-def table(results: Mapping[str, Sequence[Result]], places: Places | None = None) -> list[Table]:
-    """One row a label: mean over the seeds, and their standard deviation where there are several."""
+def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
+    """One row a label: mean over the seeds, and their standard deviation where there are several. `scale`: what a
+    small scale has to say of itself."""
     found = []
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
@@ -33,7 +38,11 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None)
             {
                 "label": label,
                 **({"row": row, "column": column} if column else {}),
+                **({"scale": scale} if scale else {}),
+                "dataset": numbers[0]["dataset"]["name"],
+                "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
+                "clients": {"local": _clients(last), "after_local": _clients(after)},
                 "local": _spread([m["local"]["mean"] for m in last]),
                 "worst": _spread([m["local"]["worst"] for m in last]),
                 "global": _spread([m["global"] for m in last]),
@@ -61,6 +70,12 @@ def _local(metrics: Mapping[str, Any], stage: str) -> float | None:
     return metrics[stage]["last"]["local"]["mean"] if stage in metrics else None
 
 
+def _clients(found: Sequence[Mapping[str, Any] | None]) -> Table | None:
+    """How many clients a number is the mean of, and of how many; of several seeds, where they were fewest."""
+    known = [(m["clients"], m["of"]) for m in found if m and "of" in m]
+    return dict(zip(("n", "of"), min(known), strict=True)) if known else None
+
+
 def _spread(values: Sequence[float | None]) -> Table | None:
     known = [v for v in values if v is not None]
     if not known:
@@ -74,11 +89,10 @@ HEADERS = (
 )
 
 
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row for people: accuracies in per cent."""
-    scores = [
-        percent(row[key]) for key in ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
-    ]
+def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
+    """A row for people: accuracies in per cent. `plain`: without a word of clients that are not in them."""
+    keys = ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
+    scores = [percent(row[key]) if plain else score(row, key) for key in keys]
     return (
         row["label"],
         str(row["seeds"]),
@@ -87,6 +101,17 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         count(row["passes"]),
         count(row["adapt_passes"]),
     )
+
+
+def score(row: Mapping[str, Any], key: str) -> str:
+    """With the number of clients where it is not the mean of all."""
+    counted = row["clients"].get(key)
+    part = f" ({of(counted)})" if counted and counted["n"] < counted["of"] else ""
+    return percent(row[key]) + part
+
+
+def of(counted: Mapping[str, Any] | None) -> str:
+    return f"{counted['n']} of {counted['of']}" if counted else "-"
 
 
 def percent(spread: Mapping[str, Any] | None) -> str:
@@ -101,7 +126,7 @@ def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]
     where the comparison has no columns."""
     placed = [row for row in found if "column" in row]
     columns, rows = (list(dict.fromkeys(row[part] for row in placed)) for part in ("column", "row"))
-    held = {(row["row"], row["column"]): percent(row[key]) for row in placed}
+    held = {(row["row"], row["column"]): score(row, key) for row in placed}
     lines = [(row, *(held.get((row, column), "-") for column in columns)) for row in rows]
     return [("method", *columns), *lines] if columns else []
 
@@ -122,17 +147,27 @@ def count(n: float) -> str:
     return f"{n / 1e3:.0f} k" if n >= 1e3 else f"{n:.0f}"
 
 
-def save(results: Mapping[str, Sequence[Result]], out: Path, places: Places | None = None) -> list[Table]:
+def rounds(n: int) -> str:
+    return f"{n} round{'s' if n != 1 else ''}"
+
+
+def save(
+    results: Mapping[str, Sequence[Result]], out: Path, places: Places | None = None, scale: str = ""
+) -> list[Table]:
     """table.json, table.csv and table.md."""
-    found = table(results, places)
+    found = table(results, places, scale)
     record.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(HEADERS)
-    writer.writerows(cells(row) for row in found)
+    writer.writerow((*HEADERS, "clients", "clients trained", "dataset", "rounds"))
+    for row in found:
+        counted = (of(row["clients"][key]) for key in ("local", "after_local"))
+        writer.writerow((*cells(row, plain=True), *counted, row["dataset"], row["rounds"]))
     record.write(out / "table.csv", text.getvalue().encode())
     wide = [f"Accuracy in %, {words}:\n\n{markdown(across(found, key))}\n" for key, words in ACROSS.items() if places]
-    record.write(out / "table.md", "".join([*wide, markdown([HEADERS, *map(cells, found)])]).encode())
+    head = f"{scale[0].upper()}{scale[1:]}.\n\n" if scale else ""
+    whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *map(cells, found)])
+    record.write(out / "table.md", "".join([head, *wide, whole, f"\n{CAPTION}\n{WHOLE} {REPORT}\n"]).encode())
     return found
 
 

@@ -26,6 +26,7 @@ from .client import Work, train
 from .data import Dataset, Federation, Site
 from .engines.base import Clients
 from .engines.local import LocalClients
+from .errors import UserError
 from .host import Host, Message, read_message
 from .method import Method, State, apart
 from .models import Model
@@ -55,7 +56,10 @@ def check_method(
         model = models.build(backbone, (3, size, size), 4, 5, NAMES)
         case = (over or Case)(method, model, tiny_federation(Path(folder), size=size))
         for check in CHECKS:
-            check(case)
+            try:
+                check(case)
+            except UserError as error:  # what a run would be refused with
+                raise AssertionError(str(error)) from None
     check_settings(name, method)
 
 

@@ -107,9 +107,10 @@ def _outcome(folder: Path, runs: Sequence[Followed]) -> str:
     if not stopped:
         return f"done: {folder}"
     where = ", ".join(f"{run.folder.name} behind round {run.status.done} of {run.status.rounds}" for run in stopped)
+    again = "".join(f"\n  promptfed run --resume --out {run.folder}" for run in stopped)
     if stopped[0].folder == folder:
-        return f"stopped: {where}; go on with:\n  promptfed run --resume --out {folder}"
-    return f"stopped: {where}; the command that made the comparison goes on with it"
+        return f"stopped: {where}; go on with:{again}"
+    return f"stopped: {where}; a comparison goes on with the command that made it, single runs with:{again}"
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -49,7 +49,7 @@ def test_every_analysis_is_there():
 
 
 def test_the_command_line_starts_without_what_draws():
-    code = "import sys, promptfed.analysis.command; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, promptfed.analysis.command; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -61,7 +61,9 @@ def test_the_command(finished, tmp_path):
     assert done.exit_code == 0, done.output
     assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"leakage", "clients", "partition"}
     assert "attention left out: no prompt enters" in done.output
-    some = CliRunner().invoke(app, [str(folder), "clients", "--client", "1", "--out", str(tmp_path / "elsewhere")])
+    for client in ("client-1", "1"):  # by name and by number
+        where = ["--client", client, "--out", str(tmp_path / "elsewhere")]
+        some = CliRunner().invoke(app, [str(folder), "clients", *where])
     assert some.exit_code == 0, some.output
     assert {row["client"] for row in read(tmp_path / "elsewhere" / "clients.csv")} == {"1"}
     failed = CliRunner().invoke(app, [str(folder), "attention"])

@@ -9,7 +9,9 @@ from analysed import made
 
 from promptfed import UserError
 from promptfed import config as C
-from promptfed.analysis import make
+from promptfed.analysis import Options, compared, make
+from promptfed.analysis.command import analyse
+from promptfed.analysis.opened import Comparison
 
 
 def comparison(out: Path) -> Path:
@@ -53,5 +55,44 @@ def test_a_sweep_needs_different_prompts(tmp_path):
     folder = comparison(tmp_path / "all")
     for one in folder.glob("p*"):
         shutil.rmtree(one)
-    with pytest.raises(UserError, match="do not differ in kind or size"):
+    with pytest.raises(UserError, match="at two sizes"):
         make(folder, ["sweep"])
+
+
+def add(folder: Path, label: str, method: str, settings: dict[str, int]) -> None:
+    """One more run, of a method on a frozen model."""
+    one = shutil.copytree(folder / "fedavg-seed0", folder / f"{label}-seed0")
+    backbone = {"backbone": {"name": "clip-mini"}, "dataset": {"name": "shapes"}}
+    config = C.make({"method": {"name": method, **settings}, **backbone})
+    (one / "config.toml").write_text(C.dump(config.complete()))
+
+
+def test_clients_of_a_comparison_have_no_names(tmp_path):
+    with pytest.raises(UserError, match='client = "clean" must be a number'):
+        analyse(comparison(tmp_path / "all"), ["scatter"], tmp_path, ["clean"])
+
+
+def test_prompts_of_one_size_each_are_no_sweep(tmp_path):
+    """Pixels, tokens and context vectors are not the same thing in other sizes."""
+    folder = comparison(tmp_path / "all")
+    for one in (*folder.glob("patch*"), *folder.glob("padding-1*"), *folder.glob("padding-2*")):
+        shutil.rmtree(one)
+    add(folder, "vpt", "fedvpt", {"tokens": 5})
+    add(folder, "text", "promptfl", {"context": 3})
+    with pytest.raises(UserError, match="at two sizes"):
+        make(folder, ["sweep"])
+
+
+def test_a_sweep_shows_what_was_swept_and_what_has_no_prompt(tmp_path):
+    folder = comparison(tmp_path / "all")
+    add(folder, "vpt", "fedvpt", {"tokens": 5})
+    add(folder, "sgpt", "sgpt", {})
+    found = compared.sweep(Comparison.read(folder), Options())
+    labels = [name.get_text() for name in found.picture.legends[0].get_texts()]
+    assert labels == ["pfedpt: padding", "pfedpt: fixed-patch", "fedavg (no prompt)"]
+    assert [axes.get_xlabel() for axes in found.picture.axes] == ["size of the prompt (pixels)"]
+    add(folder, "vpt-more", "fedvpt", {"tokens": 9})
+    found = compared.sweep(Comparison.read(folder), Options())
+    assert [axes.get_xlabel() for axes in found.picture.axes] == [
+        f"size of the prompt ({u})" for u in ("pixels", "tokens")
+    ]

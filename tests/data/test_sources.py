@@ -116,6 +116,27 @@ def test_client_folders(tmp_path: Path, paint) -> None:
     assert dataset.split.tolist() == [2, 0, 1, 2, 0, 1]
 
 
+def test_folders_without_images_are_told(tmp_path: Path, paint) -> None:
+    """With them a site or a class is gone; a class that other sites have is not."""
+    data = tmp_path / "data"
+    for client in ("bern", "aarau"):
+        paint(data / client / "train" / "cup" / "0.png")
+    paint(data / "bern" / "test" / "bag" / "0.png")
+    for empty in ("chur/train/cup", "bern/train/hat", "aarau/test/bag"):
+        (data / empty).mkdir(parents=True)
+    with pytest.warns(UserWarning, match=r'has 2 folders without images, .* left out: "chur", "bern/train/hat"$'):
+        assert load(DatasetConfig(name=str(data))).sites == ("aarau", "bern")
+    with pytest.warns(UserWarning, match="2 folders without images"):  # also when it is in the cache
+        load(DatasetConfig(name=str(data)))
+
+
+def test_an_empty_class_is_told(tmp_path: Path, paint) -> None:
+    paint(tmp_path / "data" / "cup" / "0.png")
+    (tmp_path / "data" / "hat").mkdir()
+    with pytest.warns(UserWarning, match=r'has a folder without images, which is left out: "hat"$'):
+        assert load(DatasetConfig(name=str(tmp_path / "data"))).classes == ("cup",)
+
+
 def test_folders_of_no_known_layout(tmp_path: Path, paint) -> None:
     with pytest.raises(UserError, match=r"holds no images; allowed layouts: class/"):
         load(DatasetConfig(name=str(tmp_path)))

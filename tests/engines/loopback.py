@@ -88,14 +88,16 @@ def expected(case):
 
 
 @contextmanager
-def looped(case, folder, wrap=lambda host: host, **settings):
-    """-> clients over a Grid double, and the double"""
+def looped(case, folder, wrap=lambda host: host, there=None, **settings):
+    """-> clients over a Grid double, and the double. `there`: the clients that have nodes; none: all"""
     host = Host(case.method, case.model, case.federation, Store(folder), case.seed, torch.device("cpu"))
     node = wrap(host)
-    clients = range(len(case.federation.sites))
+    clients = range(len(case.federation.sites)) if there is None else there
     grid = Loopback(client_app(lambda context: (node, context.node_config["partition-id"])), clients)
-    yield FlowerClients(grid, expected(case), **{"poll": 0.001, **settings}), grid
-    host.close()
+    try:
+        yield FlowerClients(grid, expected(case), **{"poll": 0.001, **settings}), grid
+    finally:
+        host.close()
 
 
 def go(case, clients, rounds=2, every=1):

@@ -125,7 +125,7 @@ def test_the_fingerprint_tells_weights_settings_and_classes_apart(tmp_path):
     model.weights[name].view(-1)[0] += 1e-6
     assert differing(base, fingerprint(case.method, model, data, 0)) == {"backbone"}
     lr = case.method.model_copy(update={"lr": 0.3})
-    assert differing(fingerprint(case.method, model, data, 0), fingerprint(lr, model, data, 1)) == {"method", "seed"}
+    assert differing(fingerprint(case.method, model, data, 0), fingerprint(lr, model, data, 1)) == {"method.lr", "seed"}
 
 
 def differing(a, b):
@@ -179,7 +179,7 @@ def test_a_site_is_what_its_node_configuration_says(tmp_path, monkeypatch):
     identified({"site": str(tmp_path / "site1")}, run="second")
     assert next(iter(flower_client._residents.values())).parts.model is first  # it is not loaded again
     assert {path.name for path in (tmp_path / "site1" / "runs").iterdir()} == {"first", "second"}
-    assert 'run = "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x")["error"]
+    assert 'name "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x")["error"]
     flower_client._residents.pop(str(tmp_path / "site1")).close()
     assert "has no site" in identified({})["error"]
     assert "is not the folder of a site" in identified({"site": str(tmp_path / "none")})["error"]

@@ -101,8 +101,8 @@ def test_a_node_that_is_not_admitted_is_refused(secure):
         process = secure.node(2)
         process.popen.wait(LONG)
         assert process.popen.returncode == 1
-        assert "Failed to initialize the connection to the SuperLink" in process.said()
-        assert "promptfed: the SuperNode has ended" in process.said()
+        assert "Failed to initialize the connection to the SuperLink" in (stranger / "node.log").read_text()
+        assert "promptfed: the SuperLink refuses this site: its key is not admitted" in process.said()
     finally:
         for name, content in known.items():
             (stranger / name).write_bytes(content)
@@ -125,8 +125,10 @@ def test_a_site_with_other_settings_is_refused_by_name(secure):
     file.write_text(C.dump(C.make(C.read(file), {"method": {"lr": 0.5}}).complete()))
     try:
         other = secure.node(2)
-        other.wait_for("answers")
-        with pytest.raises(UserError, match="client 2 has another method than the server"):
+        other.wait_for("is connected")
+        with pytest.raises(
+            UserError, match=r"client 2 \(node \d+\) cannot take part: client 2 has another method.lr than the server"
+        ):
             secure.submit("other")
         other.end()
     finally:
@@ -162,7 +164,7 @@ def test_a_run_goes_on_without_those_who_fail(secure, tmp_path):
         secure.nodes[1].wait_for("I am about to be killed")
         secure.nodes[1].kill()
         secure.nodes[1] = secure.node(1)
-        secure.nodes[1].wait_for("SuperNode ID")
+        secure.nodes[1].wait_for("is connected")
         (tmp_path / "back").touch()
     why = [{one["client"]: one["why"] for one in line["left_out"]} for line in found["lines"]]
     assert why[0] == {1: "non-finite update"}

@@ -1,5 +1,6 @@
 """Methods by name: compositions, settings and their defaults, and mistakes in one sentence."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,13 @@ def test_a_method_of_ones_own_is_named_by_module_and_class() -> None:
 def test_a_method_that_cannot_be_imported_is_a_user_error(name: str, message: str) -> None:
     with pytest.raises(UserError, match=rf'^method\.name = "{name}" {message}'):
         create(name)
+
+
+def test_a_setting_without_its_type_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "untyped.py").write_text("from promptfed import Method\nclass Mine(Method):\n    beta = 0.3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"`beta = 0\.3` \(a setting has its type with it: beta: float = 0\.3\)$"):
+        create("untyped:Mine")
 
 
 def test_what_is_tuned_in_words() -> None:

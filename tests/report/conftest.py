@@ -1,11 +1,12 @@
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from handmade import Line
+from handmade import HOSTILE, Line, history
 
 from promptfed import config as C
 from promptfed import record
@@ -50,3 +51,22 @@ def make(tmp_path: Path) -> Callable[..., Result]:
         return Result(folder, numbers)
 
     return write
+
+
+@pytest.fixture
+def comparison(make: Callable[..., Result], tmp_path: Path) -> Path:
+    """Three rows, the first with two seeds; its label would break a page that trusts it."""
+    common = {"rounds": 4, "eval": {"pooled": "never", "after_local": "none"}}
+    for name, seed, lines in (
+        ("a-seed0", 0, history(0.6, wide=None)),
+        ("a-seed1", 1, history(0.7, wide=None)),
+        ("fedavg-seed0", 0, history(0.5)),
+        ("local-seed0", 0, history(0.8, wide=None, sent=0)),
+    ):
+        result = make(name, lines, seed=seed, **common)
+        (result.folder / "result.json").write_text(json.dumps({**result.numbers, "seed": seed}))
+    slug = re.sub(r"[^a-z0-9]+", "-", HOSTILE.lower()).strip("-")
+    for seed in (0, 1):
+        (tmp_path / f"a-seed{seed}").rename(tmp_path / f"{slug}-seed{seed}")
+    (tmp_path / "table.json").write_text(json.dumps([{"label": HOSTILE}, {"label": "FedAvg"}, {"label": "local"}]))
+    return tmp_path

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 Line = dict[str, Any]
+HOSTILE = '<b>"A" & </script><script>boom()</script>'  # a label that would break a page that trusts it
 
 
 def stage(accuracies: Sequence[float | None], wide: float | None = 0.5, ids: Sequence[int] | None = None) -> Line:
@@ -48,3 +49,12 @@ def line(
         "seconds": {"train": 0.1},
         **more,
     }
+
+
+def history(mean: float, rounds: int = 4, wide: float | None = 0.5, sent: int = 900, **more: Any) -> list[Line]:
+    """Rounds that climb to a mean over three clients."""
+    each = [np.array([-0.1, 0.0, 0.1]) + mean * at / rounds for at in range(1, rounds + 1)]
+    return [
+        line(at, [0, 1, 2], loss=2.0 / at, sent=sent, aggregated=stage(list(np.clip(a, 0.01, 1)), wide), **more)
+        for at, a in enumerate(each, 1)
+    ]

@@ -14,7 +14,8 @@ from PIL import Image
 from promptfed import config as C
 from promptfed.api import Result, run
 from promptfed.build import assemble
-from promptfed.report import comparison_figures, draw_comparison, draw_run, prompts, run_figures, style
+from promptfed.data import Federation, heatmap
+from promptfed.report import column_figures, comparison_figures, draw_comparison, draw_run, prompts, run_figures, style
 from promptfed.report.runs import Run
 from promptfed.store import Store
 
@@ -94,6 +95,32 @@ def test_curves_show_what_is_on_record(make: Make) -> None:
     assert values == pytest.approx([2.0, 1.5, np.nan, 1.0], nan_ok=True)
     assert lost == [3]
     assert "(2 times)" in loss.get_legend().get_texts()[0].get_text()  # type: ignore[union-attr]
+
+
+def test_legends_stay_inside_the_picture(make: Make) -> None:
+    figure = run_figures.curves(Run.read(make("a", some_rounds()).folder))
+    assert figure
+    figure.draw_without_rendering()
+    assert len(words(figure)) == 6
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_who_was_not_evaluated_is_among_the_clients(make: Make) -> None:
+    folder = make("a", [line(1, [0, 2], aggregated=stage([0.4, 0.8], None, [0, 2]))]).folder
+    figure = run_figures.clients(Run.read(folder))
+    assert figure
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["2", "0", "1"]
+    assert "not evaluated" in [text.get_text() for text in figure.axes[0].texts]
+    assert "1 of 3 not evaluated" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_names_are_cut_where_they_stay_apart() -> None:
+    names = ["short", "a name that is rather long", "hospital of the city, north", "hospital of the city, south"]
+    assert style.short(names, 18) == ["short", "a name that is ra…", "hospital…ty, north", "hospital…ty, south"]
+    twins = ["x" * 30 + "1" + "y" * 30, "x" * 30 + "2" + "y" * 30]
+    assert style.short(twins, 18) == twins
 
 
 def test_after_local_of_full_rounds_is_one_line(make: Make) -> None:
@@ -359,4 +386,55 @@ def test_a_comparison_of_next_to_nothing(make: Make, tmp_path: Path) -> None:
     one = make("a", [line(1, [0], aggregated=stage([None] * 3, None))])
     other = make("b", [line(1, [0], aggregated=stage([0.5, 0.5, None], None))])
     two = {"_$odd label, rather long for a picture of this width_": [one], "other": [other, other]}
-    check(draw_comparison(tmp_path / "all", two), "comparison.png", "curves.png", "partition.png")
+    check(draw_comparison(tmp_path / "all", two), "comparison.png", "partition.png")
+
+
+def test_what_was_evaluated_once_has_no_curves(make: Make, tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    out.mkdir()
+    (out / "curves.png").write_bytes(b"of an earlier comparison")
+    once = {
+        name: [make(name, [line(1, [0]), line(2, [0], sent=900, aggregated=stage([0.5, 0.6, 0.7]))], method=name)]
+        for name in ("fedavg", "fedper")
+    }
+    check(draw_comparison(out, once), "comparison.png", "communication.png", "partition.png")
+    assert not (out / "curves.png").exists()
+    figure = comparison_figures.communication(read(once), "digits")
+    assert figure
+    assert [one.get_linestyle() for one in figure.legends[0].get_lines()] == ["None", "None"]
+    assert column_figures.panels(read(once), {"fedavg": ("fedavg", "A"), "fedper": ("fedper", "A")}) is None
+
+
+def test_every_different_partition_is_drawn(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = {}
+    draw = heatmap.draw
+
+    def noted(federation: Federation, path: Path) -> None:
+        titles[path.name] = federation.about["kind"]
+        draw(federation, path)
+
+    monkeypatch.setattr(heatmap, "draw", noted)
+    out = tmp_path / "all"
+    out.mkdir()
+    (out / "partition-7.png").write_bytes(b"of an earlier comparison")
+    scored = [line(1, [0], aggregated=stage([0.5]))]
+    small, large = (
+        make(f"{limit}", scored, clients=1, dataset={"name": "digits", "limit": limit}) for limit in (100, 150)
+    )
+    results = {"a, few": [small], "b, few": [small], "a, many": [large]}
+    places = {"a, few": ("a", "few"), "b, few": ("b", "few"), "a, many": ("a", "many")}
+    check(draw_comparison(out, results, places), "comparison.png", "partition.png", "partition-2.png")
+    assert titles == {"partition.png": "dirichlet (few)", "partition-2.png": "dirichlet (many)"}
+    assert not (out / "partition-7.png").exists()
+    check(draw_comparison(out, {"a": [small], "b": [small]}), "comparison.png", "partition.png")
+    assert titles["partition.png"] == "dirichlet", "there is but one"
+    assert not (out / "partition-2.png").exists()
+
+
+def test_no_method_is_best_where_all_are_level(make: Make) -> None:
+    run = Run.read(make("a", [line(1, [0], aggregated=stage([0.5]))], clients=1).folder)
+    other = Run.read(make("b", [line(1, [0], aggregated=stage([0.6]))], clients=1).folder)
+    places = {"a, level": ("a", "level"), "b, level": ("b", "level"), "a, odd": ("a", "odd"), "b, odd": ("b", "odd")}
+    runs = {"a, level": [run], "b, level": [run], "a, odd": [run], "b, odd": [other]}
+    figure = column_figures.matrix(runs, places)
+    assert [text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"] == ["60.0"]

@@ -254,6 +254,22 @@ def test_impossible_requests_are_one_sentence(runs, exported, tmp_path):
             serving.load(folder / file)
 
 
+def test_a_client_has_a_number_and_a_name(runs, exported):
+    folder = runs["fedper"].folder
+    assert [serving.load(folder, client=who).card["client"] for who in (1, "1", "client-1")] == [1, 1, 1]
+    assert [serving.load(exported, client=who).card["site"] for who in (1, "1", "client-1")] == ["client-1"] * 3
+    with pytest.raises(UserError, match=r'client = "clinet-1" is unknown; did you mean "client-1"\?'):
+        serving.load(folder, client="clinet-1")
+    with pytest.raises(UserError, match="holds the model of client 1 only"):
+        serving.load(exported, client="client-0")
+
+
+def test_of_a_folder_of_runs_one_must_be_named(runs):
+    folder = runs["fedper"].folder
+    with pytest.raises(UserError, match=rf"holds runs, as a comparison does: name one of them \(.*{folder}"):
+        serving.load(folder.parent, client=0)
+
+
 def test_an_exported_model_is_found_by_its_card_and_its_folder(exported):
     for path in (exported, str(exported), exported.with_suffix(".json"), exported.parent):
         assert serving.load(path, client=1).classes == NAMES

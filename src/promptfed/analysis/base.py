@@ -11,8 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import record
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -40,6 +38,7 @@ class Found:
 
     def save(self, out: Path, name: str) -> list[Path]:
         """NAME.png, NAME.csv, NAME.json with title and text; further tables as NAME-KEY.csv."""
+        from .. import record
         from ..report import style
 
         out.mkdir(parents=True, exist_ok=True)

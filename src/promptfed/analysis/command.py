@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import interrupts
 from ..errors import UserError
 from . import ANALYSES, Options, make
 
@@ -21,7 +22,8 @@ def analyse(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="where to write (default: RUN/analysis)")] = None,
     client: Annotated[
-        list[int] | None, typer.Option("--client", help="whose models; may be given several times (default: some)")
+        list[str] | None,
+        typer.Option("--client", help="whose models, by number or site; may be given several times (default: some)"),
     ] = None,
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="how many: shown, of pure colours, or of each class")
@@ -31,7 +33,9 @@ def analyse(
     ] = None,
 ) -> None:
     """Make pictures, tables and captions of what a finished run, or a comparison, has learnt."""
-    made = make(run, names or (), out, Options(tuple(client or ()), images, other))
+    with interrupts.at_once():
+        from . import opened  # noqa: F401 - with torch, which is slow to import
+    made = make(run, names or (), out, Options(_numbers(run, client or []), images, other))
     console = Console()
     for name, files in made.files.items():
         console.print(f"{name}: {', '.join(str(file) for file in files)}", soft_wrap=True)
@@ -39,3 +43,14 @@ def analyse(
         console.print(f"{name} left out: {why.removeprefix(f'{name}: ')}", soft_wrap=True, style="dim")
     if not made.files:
         raise UserError(f'no analysis applies to "{run}"')
+
+
+def _numbers(folder: Path, clients: list[str]) -> tuple[int, ...]:
+    """Numbers of clients that are given so, or by the names of their sites."""
+    if not clients:
+        return ()
+    from ..report.runs import Run
+    from ..serving.runs import number
+
+    names = [share.name for share in Run.read(folder).shares]
+    return tuple(number(client, names) for client in clients)

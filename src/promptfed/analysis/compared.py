@@ -8,8 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..errors import UserError
+from ..methods import parse
 from ..report import style
 from ..report.runs import percent, spread
+from ..tuning import Full, HeadOnly, PrivatePrompt
 from .base import Found, Options
 from .opened import Comparison, One
 
@@ -79,35 +81,44 @@ def sweep(comparison: Comparison, options: Options) -> Found:
     methods = {one["name"] for one in settings if not _SIZES.keys().isdisjoint(one)}
     rows = []
     for one in comparison.runs:
-        kind, size = prompt(one.run.settings["method"], several=len(methods) > 1)
+        kind, unit, size = prompt(one.run.settings["method"], several=len(methods) > 1)
         rows.append(
             {
                 "label": one.label,
                 "seed": one.numbers.get("seed", 0),
                 "kind": kind,
+                "unit": unit,
                 "size": size,
                 "local": _last(one)["local"]["mean"],
                 "global": _last(one)["global"],
             }
         )
-    prompts = {(row["kind"], row["size"]) for row in rows if row["size"] is not None}
-    if len(prompts) < 2:
-        raise UserError("sweep: the runs of the comparison do not differ in kind or size of a prompt")
-    kinds = list(dict.fromkeys(row["kind"] for row in rows if row["size"] is not None))
+    kinds = {row["kind"]: row["unit"] for row in rows if len({r["size"] for r in rows if r["kind"] == row["kind"]}) > 1}
+    if not kinds:
+        raise UserError("sweep: no prompt of the comparison was run at two sizes")
     best = {kind: max(points(rows, kind), key=lambda point: point[1]) for kind in kinds}
     words = [f"{kind} {mean:.1f} % at {size:g}" for kind, (size, mean, _) in best.items()]
     text = f"Local accuracy after the last round, mean over clients and seeds. Best: {'; '.join(words)}."
-    units = {unit for setting, unit in _SIZES.items() if any(setting in one for one in settings)}
-    return Found(_sweep(comparison, rows, kinds, units), rows, "Accuracy over the size of the prompt", text)
+    return Found(_sweep(comparison, rows, kinds), rows, "Accuracy over the size of the prompt", text)
 
 
-def prompt(settings: dict[str, Any], several: bool = False) -> tuple[str, int | None]:
-    """The kind of a method's prompt and its size; (name, None) without one. With `several` methods their names too."""
+def prompt(settings: dict[str, Any], several: bool = False) -> tuple[str, str | None, int | None]:
+    """The kind of a method's prompt, the unit of its size and the size, where that is a setting; otherwise its name.
+    With `several` methods their names too."""
     size = next((key for key in _SIZES if key in settings), None)
     if size is None:
-        return settings["name"], None
+        return settings["name"], None, None
     kind = settings["prompt"] if size == "prompt_size" else _SIZES[size]
-    return f"{settings['name']}: {kind}" if several else kind, settings[size]
+    return f"{settings['name']}: {kind}" if several else kind, _SIZES[size], settings[size]
+
+
+def unprompted(name: str) -> bool:
+    """Whether a method has no prompt at all, of whatever size."""
+    try:
+        recipe = parse(name)
+    except UserError:  # a method of one's own that is not here any more
+        return False
+    return recipe.tuning in (Full, HeadOnly) and not any(issubclass(kind, PrivatePrompt) for kind in recipe.wrappers)
 
 
 def points(rows: list[dict[str, Any]], kind: str) -> list[tuple[int, float, float]]:
@@ -116,30 +127,35 @@ def points(rows: list[dict[str, Any]], kind: str) -> list[tuple[int, float, floa
     return [(s, *spread(percent(r["local"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
 
 
-def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: list[str], units: set[str]) -> Figure:
+def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, str]) -> Figure:
+    """A panel for each unit, as sizes in different ones cannot be compared; with the methods that have no prompt."""
     figure = style.blank(4.6)
-    axes = figure.subplots()
-    levels = list(dict.fromkeys(row["kind"] for row in rows if row["size"] is None))
-    shown = []
+    units = list(dict.fromkeys(kinds.values()))
+    panels = dict(zip(units, figure.subplots(1, len(units), sharey=True, squeeze=False)[0], strict=True))
+    levels = [name for name in dict.fromkeys(r["kind"] for r in rows if r["size"] is None) if unprompted(name)]
+    shown: list[float] = []
     for name, look in style.looks([*kinds, *levels]).items():
+        label = style.plain(f"{name} (no prompt)" if name in levels else name, 20)
         if name in levels:
             level, _ = spread(percent(row["local"]) for row in rows if row["kind"] == name)
-            label = f"{name} (no prompt)"
-            axes.axhline(level, color=look.colour, linestyle=":", linewidth=1.8, label=style.plain(label, 20))
+            for i, axes in enumerate(panels.values()):
+                its = None if i else label
+                axes.axhline(level, color=look.colour, linestyle=":", linewidth=1.8, label=its)
             shown.append(level)
             continue
+        axes = panels[kinds[name]]
         x, mean, std = np.array(points(rows, name)).T
         if std.any():
             axes.errorbar(x, mean, yerr=std, color=look.colour, capsize=3, linewidth=0, elinewidth=1.2)
-        axes.plot(x, mean, label=style.plain(name, 20), **style.marks(look, len(x)))
+        axes.plot(x, mean, label=label, **style.marks(look, len(x)))
         shown += [*(mean - std), *(mean + std)]
-    sizes = sorted({row["size"] for row in rows if row["size"] is not None})
-    if len(sizes) <= 12:
-        axes.set_xticks(sizes)
-    style.dress(
-        axes, x=f"size of the prompt ({' or '.join(sorted(units))})", y="local test accuracy, mean over clients (%)"
-    )
-    style.percent_axis(axes, shown)
+    for unit, axes in panels.items():
+        sizes = sorted({row["size"] for row in rows if row["kind"] in kinds and row["unit"] == unit})
+        if len(sizes) <= 12:
+            axes.set_xticks(sizes)
+        y = "local test accuracy, mean over clients (%)" if unit == units[0] else ""
+        style.dress(axes, x=f"size of the prompt ({unit})", y=y)
+        style.percent_axis(axes, shown)
     seeds = len({row["seed"] for row in rows})
     style.title(figure, comparison.setting + (f"; bars: ± std over {seeds} seeds" if seeds > 1 else ""))
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)

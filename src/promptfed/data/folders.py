@@ -5,7 +5,7 @@ domain/class/*.jpg                 client/{train,val,test}/class/*.jpg
 """
 
 import os
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +15,18 @@ from promptfed.data.sources import IMAGE_SUFFIXES, SPLIT_NAMES, SPLITS, Located,
 from promptfed.errors import UserError
 
 _LAYOUTS = "class/*.jpg, split/class/*.jpg, domain/class/*.jpg or client/{train,test}/class/*.jpg"
+_TOLD = 5  # folders that fit a sentence
 
 
 def folder(path: Path, splits: tuple[str, ...]) -> Located:
     """Every image below `path`, labelled by the folders it lies in."""
-    files = sorted(_images(path), key=lambda p: p.parts)
+    files, inside = _walk(path)
     depths = {len(file.parts) for file in files}
     if len(depths) != 1 or not depths <= {2, 3, 4}:
         found = "no images" if not files else "images at mixed or unknown depths" if len(files) > 1 else "one image"
         raise UserError(f'dataset.name = "{path}" holds {found}; allowed layouts: {_LAYOUTS}')
     depth = depths.pop()
+    _tell_empty(path, _empty(files, inside, depth))
     top = [file.parts[0] for file in files]
     by_split = depth == 3 and all(name.lower() in SPLITS for name in top)
     by_site = depth == 4
@@ -57,14 +59,36 @@ def folder(path: Path, splits: tuple[str, ...]) -> Located:
     return Located(identify(path, [path / file for file in files]), read)
 
 
-def _images(path: Path) -> Iterator[Path]:
-    """Image files relative to `path`, none of them hidden or in a hidden folder."""
+def _walk(path: Path) -> tuple[list[Path], list[Path]]:
+    """Image files and folders relative to `path`, none of them hidden or in a hidden folder."""
+    files, inside = [], []
     for here, inner, names in os.walk(path, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith((".", "__MACOSX"))]
         base = Path(here).relative_to(path)
-        yield from (
+        inside += [base / name for name in inner]
+        files += [
             base / name for name in names if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
+        ]
+    return sorted(files, key=lambda p: p.parts), sorted(inside, key=lambda p: p.parts)
+
+
+def _empty(files: list[Path], inside: list[Path], depth: int) -> list[Path]:
+    """Folders of sites, domains, splits and classes of which there is no image at all."""
+    tops, classes = {file.parts[0] for file in files}, {file.parts[-2] for file in files}
+    found = [inner for inner in inside if len(inner.parts) == 1 and inner.name not in tops]
+    deep = [inner for inner in inside if len(inner.parts) == depth - 1 > 1 and inner.parts[0] in tops]
+    return found + [inner for inner in deep if inner.name not in classes]
+
+
+def _tell_empty(path: Path, empty: list[Path]) -> None:
+    if empty:
+        names = ", ".join(f'"{inner}"' for inner in empty[:_TOLD]) + (", ..." if len(empty) > _TOLD else "")
+        what = (
+            "a folder without images, which is"
+            if len(empty) == 1
+            else f"{len(empty)} folders without images, which are"
         )
+        warnings.warn(f'dataset.name = "{path}" has {what} left out: {names}', stacklevel=3)
 
 
 def _index(names: list[str]) -> tuple[tuple[str, ...], np.ndarray]:

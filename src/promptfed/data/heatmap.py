@@ -8,14 +8,23 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from promptfed.data.federation import Federation
+from promptfed.errors import UserError
 
 _NAMED = 40  # rows or columns up to which each one is labelled
 _WRITTEN = 400  # cells up to which each one shows its count
 _ROWS = 1000  # clients beyond this are averaged in groups, as no picture has pixels for them
 
 
+def check(path: Path) -> None:
+    """Raises UserError where no picture can be written under this name."""
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in formats:
+        raise UserError(f'--out = "{path}" must end in {", ".join(f".{name}" for name in sorted(formats))}')
+
+
 def draw(federation: Federation, path: Path) -> None:
     """Write a heat map of the training samples, clients down and classes across, and bars of each client's total."""
+    check(path)
     train, val, test = (federation.label_counts(split) for split in ("train", "val", "test"))
     clients, classes = train.shape
     names = [site.name for site in federation.sites]

@@ -64,6 +64,7 @@ class FlowerClients(Clients):
     `sizes`: clients' training samples as they were known before, for such a run: who is missing is asked all the same.
     `strict`: whether it is an error if all that were asked fail: in a simulation the fault is then in the method.
     `alive`: called while waiting; raises if waiting has become pointless.
+    `missing`: called with the clients that are waited for at the start, when these have changed.
     `stop`: called by close().
     """
 
@@ -80,12 +81,13 @@ class FlowerClients(Clients):
         sizes: Mapping[int, int] | None = None,
         strict: bool = False,
         alive: Callable[[], None] = lambda: None,
+        missing: Callable[[list[int]], None] = lambda clients: None,
         stop: Callable[[], None] = lambda: None,
         limits: wire.Limits = wire.LIMITS,
     ) -> None:
         self._grid, self._expected, self._limits = grid, expected, limits
         self._timeout, self._poll, self._window, self._strict = timeout, poll, window, strict
-        self._alive, self._stop = alive, stop
+        self._alive, self._missing, self._stop = alive, missing, stop
         self._nodes: dict[int, int] = {}  # client -> node
         self._sizes = {client: (sizes or {}).get(client, 0) for client in range(expected.clients)}
         self._once = Once()
@@ -179,38 +181,48 @@ class FlowerClients(Clients):
         """Waits for all nodes, and learns which client each of them is. Whoever does not answer is asked again until
         the patience is over: Flower takes a node for gone that was killed a moment ago, and for there that is gone."""
         count, patience = self._expected.clients, self._patience
-        until = time.monotonic() + patience
+        until, waited = time.monotonic() + patience, list[int]()
         while True:
             there = self._there()
             silent = self._take_in(there - set(self._nodes.values()) - self._refused, until - time.monotonic())
-            if len(self._nodes) >= count or time.monotonic() >= until:
+            absent = [client for client in self._sizes if client not in self._nodes]
+            if not absent or time.monotonic() >= until:
                 break
+            if absent != waited:
+                self._missing(absent)
+                waited = absent
             self._alive()
             time.sleep(min(self._poll, 0.1))
-        for node, why in silent.items():
-            if self._enough is None:
-                raise UserError(f"node {node} cannot take part: {why}")
-            warnings.warn(f"node {node} cannot take part: {why}", stacklevel=3)
+        self._missing([])
+        self._complain(silent, error=self._enough is None)
         if len(self._nodes) < (count if self._enough is None else self._enough):
-            missing = ", ".join(str(client) for client in self._sizes if client not in self._nodes)
             raise UserError(
                 f'engine.name = "flower": {len(there)} of {count} nodes are there after {patience:g} s; '
-                f"no node is client {missing}"
+                f"no node is client {', '.join(map(str, absent))}"
             )
+
+    def _complain(self, why: Mapping[int, str], error: bool) -> None:
+        """Of nodes that cannot take part."""
+        known = self._expected.nodes or {}
+        called = {node: f"client {known[node]} (node {node})" if node in known else f"node {node}" for node in why}
+        told = [f"{called[node]} cannot take part: {said}" for node, said in why.items()]
+        if told and error:
+            raise UserError("; ".join(told))
+        for one in told:
+            warnings.warn(one, stacklevel=4)
 
     def _take_in(self, nodes: set[int], seconds: float) -> dict[int, str]:
         """-> the nodes that did not answer. At the start of a run one that cannot take part is an error."""
-        silent = {}
+        silent, refused = {}, {}
         for node, found in self._identify(sorted(nodes), max(seconds, 0.0)).items():
             if isinstance(found, str) and found.startswith(_NO_ANSWER):
                 silent[node] = found
                 continue
             why = found if isinstance(found, str) else self._unwelcome(*found)
-            if why and self._enough is None:
-                raise UserError(f"node {node} cannot take part: {why}")
             if why:
-                warnings.warn(f"node {node} cannot take part: {why}", stacklevel=4)
-                self._refused.add(node)
+                refused[node] = why
+        self._complain(refused, error=self._enough is None)
+        self._refused |= set(refused)
         return silent
 
     def _present(self) -> dict[int, int]:
@@ -225,7 +237,7 @@ class FlowerClients(Clients):
                 continue
             why = self._unwelcome(*found)
             if why:
-                warnings.warn(f"node {node} cannot take part: {why}", stacklevel=2)
+                self._complain({node: why}, error=False)
                 # A place is given away only when the node that had it is gone, which may yet be.
                 if found[0] not in self._nodes:
                     self._refused.add(node)
@@ -259,7 +271,7 @@ class FlowerClients(Clients):
         """-> of each node: client, samples, fingerprint and the node again; or what is wrong."""
         found: dict[int, tuple[int, int, dict[str, str], int] | str] = dict.fromkeys(nodes, _NO_ANSWER)
         timeout = min(self._patience, self._timeout or self._patience, most)
-        hello = wire.write({"ask": "identify"}, [])
+        hello = wire.write({"ask": "identify", "fingerprint": self._expected.fingerprint}, [])
         for node, reply in self._exchange("identify", nodes, lambda node: (node, hello, 0, ()), timeout):
             if isinstance(reply, str):
                 found[node] = reply

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def answer(find: Find, message: Message, context: Context) -> Message:
     try:
         note, blobs = _answered(find, message, context)
     except UserError as error:
+        log(WARNING, "%s", error)  # the site is to know as well as the server
         note, blobs = {"error": str(error)[:2000]}, []
     except Exception as error:
         # The sentence of an exception may quote data, so it stays here.
@@ -73,6 +74,9 @@ def _answered(find: Find, message: Message, context: Context) -> Said:
         raise UserError(f"this node is client {client}, and its partition has clients 0 to {len(sites) - 1}")
     about = _about(host)
     if note["ask"] == "identify":
+        other = differing(note.get("fingerprint", {}), about)
+        if other:
+            log(WARNING, "this site has %s than the server, which will refuse it", other)
         return {"client": client, "n": len(sites[client].train), "fingerprint": about}, []
     other = differing(note.pop("fingerprint", {}), about)
     if other:
@@ -103,7 +107,8 @@ def fingerprint(
         "backbone": [model.name, weights.hexdigest()],
         "preprocessing": [list(dataset.images.shape[1:]), scale],
         "class list": list(dataset.classes),
-        "method": [kind.__module__, kind.__qualname__, layers, methods.settings(method)],
+        "method": [kind.__module__, kind.__qualname__, layers],
+        **{f"method.{name}": value for name, value in methods.settings(method).items()},
         "seed": seed,
         "privacy": privacy.model_dump() if privacy and privacy.on else None,
     }

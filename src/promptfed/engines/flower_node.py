@@ -9,25 +9,28 @@ for each start.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from ..certificates import CA, KEY, write_private
+from ..certificates import PUBLIC, write_private
 from ..errors import UserError
 from ..sites import Place
 from .flower_client import Resident, client_app
+from .flower_supernode import LOG, SuperNode
+from .flower_wire import TYPES
 
 # isort: split
 import httpx
@@ -49,51 +52,78 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 _POLL = 0.1  # seconds between looks for a task
 _GHOST = 90.0  # seconds: for up to 60 Flower takes a killed node for one that is there, and refuses it a second time
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-# A SuperNode that ends with whoever started it: with nobody to answer for it, it would take messages and be silent.
-_SUPERNODE = """
-import os, signal, threading, time
-def watch(parent=os.getppid()):
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-threading.Thread(target=watch, daemon=True).start()
-from flwr.supernode.cli import flower_supernode
-flower_supernode()
-"""
 
 
-def run(place: Place, insecure: bool = False, said: Callable[[str], None] = print) -> None:
-    """Runs the site's node until it is stopped, or the SuperNode ends."""
+def run(place: Place, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
+    """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
+    place.private()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by way of what has to be put away
-    resident = Resident(place)
-    try:
-        until = time.monotonic() + _GHOST
-        while True:
-            code = _attend(place, client_app(resident), insecure, said)
-            if time.monotonic() > until:
-                raise UserError(f"the SuperNode has ended (exit code {code}): its messages above say why")
-            said("the SuperLink may not know yet that this site's last node is gone; trying again")
-            time.sleep(5)
-    finally:
-        resident.close()
+    with _alone(place):
+        resident = Resident(place)
+        try:
+            _keep_up(place, client_app(resident), insecure, said)
+        except KeyboardInterrupt:
+            said("stopped; what is private is kept")
+        finally:
+            resident.close()
 
 
-def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> int:
-    """Answers for one SuperNode until it ends; -> its exit code"""
+def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
+    """For a minute Flower takes a node that was killed for one that is there, and refuses it a second time."""
+    until = time.monotonic() + _GHOST
+    while True:
+        node, code = _attend(place, app, insecure, said)
+        if node.connected:
+            until = time.monotonic() + _GHOST
+        if node.fault:
+            raise UserError(node.fault)
+        if not node.refused and not node.connected:
+            raise UserError(f"the SuperNode has ended (exit code {code}): {place.folder / LOG} says why")
+        if time.monotonic() > until:
+            raise UserError(
+                f"the SuperLink refuses this site: its key is not admitted (send {place.folder / PUBLIC} to the "
+                "server's engineer), or another node has it"
+            )
+        refused = "the SuperLink refuses this site so far: not admitted, or its last node ended a moment ago"
+        said(f"{refused if node.refused else 'the SuperNode has ended'}; trying again")
+        time.sleep(5)
+
+
+@contextmanager
+def _alone(place: Place) -> Iterator[None]:
+    """One node at a time has the site's folder."""
+    with (place.folder / ".node").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(f"this site's node is running already (process {file.read().strip()})") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:
+    """Answers for one SuperNode until it ends; -> it, and its exit code"""
     with tempfile.TemporaryDirectory(dir=place.folder, prefix=".node-") as scratch:
         secret, port = secrets.token_bytes(32), _free_port()
         write_private(Path(scratch) / "secret", secret)
-        with _supernode(place, insecure, port, Path(scratch)) as process:
-            said(f"client {place.settings.client} answers; its SuperNode is process {process.pid}")
-            serve(app, f"127.0.0.1:{port}", secret, lambda: process.poll() is None)
-        return process.returncode
+        node = SuperNode(place, insecure, port, Path(scratch), said)
+        try:
+            serve(app, f"127.0.0.1:{port}", secret, node.alive, said)
+        finally:
+            code = node.close()
+        return node, code
 
 
 _Task = tuple[ExitStack, RuntimeHttpClient, Message, Context]  # what is to be put away behind it, and what is asked
 
 
-def serve(app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool]) -> None:
+def serve(
+    app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool], said: Callable[[str], None] = lambda _: None
+) -> None:
     """Takes tasks from the SuperNode at this address for as long as it is alive, and answers one after the other.
 
     What a task asks is fetched aside: of one whose SuperLink has died it may never come, and others must not wait.
@@ -109,7 +139,18 @@ def serve(app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool]
                 time.sleep(_POLL)
             with suppress(Empty):
                 while True:
-                    _answer(app, *ready.get(timeout=_POLL))
+                    task = ready.get(timeout=_POLL)
+                    begun = time.monotonic()
+                    _answer(app, *task)
+                    said(f"{_told(*task[2:])}, {time.monotonic() - begun:.1f} s")
+
+
+def _told(message: Message, context: Context) -> str:
+    """What was asked, in words."""
+    about = message.metadata
+    words = {kind: ask for ask, kind in TYPES.items()}
+    round = f", round {about.group_id}" if about.group_id else ""
+    return f"run {context.run_config.get('run')}{round}: {words.get(about.message_type, about.message_type)}"
 
 
 def _fetch(address: str, token: str, ready: SimpleQueue[_Task]) -> None:
@@ -163,32 +204,6 @@ def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
         yield
     finally:
         sender.stop()
-
-
-@contextmanager
-def _supernode(place: Place, insecure: bool, port: int, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
-    agreed = place.config.consortium
-    assert agreed
-    secure = ["--root-certificates", str(place.folder / CA), "--auth-supernode-private-key", str(place.folder / KEY)]
-    options = {
-        "--superlink": agreed.address,
-        "--isolation": "process",
-        "--host": "127.0.0.1",
-        "--port": str(port),
-        "--superexec-auth-secret-file": str(scratch / "secret"),
-    }
-    command = [sys.executable, "-c", _SUPERNODE, *(word for pair in options.items() for word in pair)]
-    environment = {**os.environ, "FLWR_HOME": str(scratch)}
-    process = subprocess.Popen([*command, *(["--insecure"] if insecure else secure)], env=environment)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _free_port() -> int:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import api, record
 from .. import config as C
@@ -29,6 +30,7 @@ from flwr.serverapp import Grid, ServerApp
 FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
 NODES = "nodes.json"  # which node is which client
 SIZES = "sizes.json"  # of a run: how many training samples each client has, by what it said
+WAITING = "waiting.json"  # of a run: the clients that it waits for at its start
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -48,11 +50,15 @@ def main(grid: Grid, context: Context) -> None:
             poll=0.5,
             enough=1 if begun else None,
             sizes=_numbers(path / SIZES, "client") if begun else None,
+            missing=lambda clients: record.write(path / WAITING, json.dumps(clients).encode()),
         )
         record.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
         return clients
 
-    api.execute(config, path, resume=True, view=Log(), engine=engine)
+    try:
+        api.execute(config, path, resume=True, view=Log(), engine=engine)
+    except record.Busy:
+        raise UserError(f'run "{path.name}" is under way already') from None
 
 
 def agreed(folder: Path, run: Path) -> C.Config:
@@ -65,8 +71,17 @@ def agreed(folder: Path, run: Path) -> C.Config:
     before, now = C.make(C.read(run / "config.toml")).complete(), config.complete()
     for key in now:
         if key not in ("rounds", "engine") and now[key] != before.get(key):
-            raise UserError(f'{key} in {AGREED} has changed since run "{run.name}" began: submit it under another name')
+            what = _changed(key, before.get(key), now[key])
+            raise UserError(f'{what} in {AGREED} when run "{run.name}" began: submit it under another name')
     return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}])[0]
+
+
+def _changed(key: str, before: Any, now: Any) -> str:
+    """method.lr = 0.1 was 0.05"""
+    if isinstance(before, dict) and isinstance(now, dict):
+        name = next(name for name in {**now, **before} if now.get(name) != before.get(name))
+        return _changed(f"{key}.{name}", before.get(name), now.get(name))
+    return f"{key} = {now} was {before}"
 
 
 def nodes(folder: Path) -> dict[int, int] | None:
@@ -97,14 +112,16 @@ class Log(View):
         log(20, "%s", told(line))
 
 
-def told(line: Line) -> str:
-    """A round in one line."""
+def told(line: Line, clients: int = 0) -> str:
+    """A round in one line. `clients`: how many there are, to tell when a mean is of fewer."""
     parts = [f"round {line['round']}"]
     if line["train_loss"] is not None:
         parts.append(f"loss {line['train_loss']:.4f}")
     mean = line.get("aggregated", {}).get("summary", {}).get("local", {}).get("mean")
     if mean is not None:
-        parts.append(f"mean test accuracy {100 * mean:.1f} %")
+        scored = len(line["aggregated"].get("clients", ()))
+        some = f" (of {scored} of {clients} sites)" if scored < clients else ""
+        parts.append(f"mean test accuracy {100 * mean:.1f} %{some}")
     parts.append(f"{line['seconds']['train'] + line['seconds'].get('evaluate', 0.0):.1f} s")
     parts += [f"without client {who['client']}: {who['why']}" for who in line["left_out"]]
     return ", ".join(parts)

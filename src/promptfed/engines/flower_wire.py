@@ -91,6 +91,7 @@ class _Note(BaseModel):
 
 class _Identify(_Note):
     ask: Literal["identify"]
+    fingerprint: Annotated[dict[_Name, _Sentence], Field(max_length=100)] = {}  # what the server has
 
 
 class _Request(_Note):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import traceback
 from contextlib import suppress
 from typing import IO, Any
 
+from .. import interrupts
 from ..errors import UserError
 from ..host import Message
 
@@ -47,7 +47,8 @@ class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with interrupts.never():  # Ctrl-C is the parent's to handle
+            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(description, [])
 
     def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
@@ -76,7 +77,6 @@ class Worker:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a stray print must not land among the frames
     frames = sys.stdin.buffer
@@ -98,4 +98,7 @@ def main() -> None:
             note, blobs = {"user_error": str(error)}, []
         except Exception:
             note, blobs = {"traceback": traceback.format_exc()}, []
-        write_frame(stream, note, blobs)
+        try:
+            write_frame(stream, note, blobs)
+        except BrokenPipeError:  # the parent has died
+            os._exit(1)  # not by way of closing the stream, which would fail once more

@@ -4,12 +4,12 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import PydanticUserError, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
-from ..tuning import HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning, Wrapper
+from ..tuning import Full, HeadOnly, PixelPrompt, PrivatePrompt, TextContext, TokenPrompt, Tokens, Tuning, Wrapper
 from .atpfl import Atpfl, Tpfl
 from .dp2fl import Coupled, Dp2fl
 from .fedbabu import FedBabu
@@ -123,6 +123,11 @@ def _import(name: str) -> type[Method]:
     module, _, attribute = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module), attribute)
+    except PydanticUserError as error:  # a class of the module is made otherwise than settings are
+        what = error.message.split(". ")[0]
+        raise UserError(
+            f'method.name = "{name}" cannot be imported: {what} (a setting has its type with it: beta: float = 0.3)'
+        ) from None
     except Exception as error:  # whatever the user's module raises
         raise UserError(f'method.name = "{name}" cannot be imported: {type(error).__name__}: {error}') from None
     if not (isinstance(kind, type) and issubclass(kind, Method)):
@@ -181,13 +186,19 @@ def peel(tuning: Tuning) -> tuple[list[Wrapper], Tuning]:
 
 def backbones(method: Method) -> str:
     """Which ones it runs on, in words."""
-    needed = {layer.backbones for layer in everything(method.tuning)}
+    needed = {layer.backbones for layer in everything(method.tuning)} | ({"transformers"} if _lacks(method) else set())
     return next(kind for kind in ("CLIP with a ViT", "CLIP", "transformers", "any") if kind in needed)
 
 
 def tunes(method: Method) -> str:
-    """What is trained, in words."""
+    """What is trained, in words; of a method that cannot do with all weights what it needs."""
+    if _lacks(method):
+        return FedPr.takes
     return " + ".join(layer.about for layer in everything(method.tuning))
+
+
+def _lacks(method: Method) -> bool:
+    return isinstance(method, FedPr) and type(peel(method.tuning)[1]) is Full
 
 
 def everything(tuning: Tuning) -> list[Tuning]:

@@ -31,13 +31,14 @@ class FedPr(Method):
 
     paper: ClassVar[str] = "Feng et al., CVPR 2023"
     needs: ClassVar[tuple[str, ...]] = ("body",)
+    takes: ClassVar[str] = "prompts (+vpt, +vpt-d or +promptfl)"
 
     ratio: float = Field(0.8, gt=0, le=1, description="share of directions that count as the null space")
 
     def check(self, model: Model, init: Params) -> None:
         super().check(model, init)
         if any(self.tuning.role(name) == "body" and p.ndim != 2 for name, p in init.items()):
-            raise UserError("method.name: FedPr is for prompts (+vpt, +vpt-d or +promptfl), not for other weights")
+            raise UserError(f"method.name: FedPr is for {self.takes}, not for other weights")
 
     def closed(self, down: Params) -> Params:
         """V1 (width, closed directions) of each prompt: V2 V2^T = 1 - V1 V1^T."""

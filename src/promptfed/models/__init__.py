@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..errors import UserError, unknown
+from ..errors import UserError, nearest
 from .base import Model
 from .clip import CLIP, image_vit
 from .cnn import cnn
@@ -54,7 +54,10 @@ def build(name: str, image: Image, classes: int, seed: int, names: Sequence[str]
     if name in BACKBONES:
         return BACKBONES[name][0](image, classes, seed, names)
     if "/" not in name and not Path(name).expanduser().exists():
-        raise unknown("backbone.name", name, BACKBONES)
+        raise UserError(
+            f'backbone.name = "{name}" is unknown{nearest(name, BACKBONES)} (allowed: a path, '
+            f"a hub id such as google/vit-base-patch16-224-in21k, or one of {', '.join(sorted(BACKBONES))})"
+        )
     return _pretrained(name, name, image, classes, seed, names)
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from . import style
-from .comparison_figures import Runs, lines, runs_of
+from .comparison_figures import Runs, climbs, lines, runs_of
 from .runs import Run, spread
 
 Places = Mapping[str, tuple[str, str]]  # label -> row and column
@@ -39,7 +39,7 @@ def matrix(runs: Runs, places: Places) -> Figure:
     low, high = (np.nan_to_num(edge) for edge in _edges(score))
     axes.imshow((score - low) / np.maximum(high - low, 1e-9), cmap=_SHADES, aspect="auto", vmin=0, vmax=1)
     for (i, j), value in np.ndenumerate(score):
-        best = value == high[j] and len(rows) > 1
+        best = value == high[j] > low[j]
         text = "-" if value != value else f"{value:.1f}" + (f"\n± {std[i, j]:.1f}" if std[i, j] else "")
         axes.text(j, i, text, ha="center", va="center", fontsize=8.5, fontweight="bold" if best else "normal")
     axes.set_xticks(range(len(columns)), [style.plain(name.replace(", ", ",\n")) for name in columns])
@@ -58,8 +58,11 @@ def _edges(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(empty, np.nan, low), np.where(empty, np.nan, high)
 
 
-def panels(runs: Runs, places: Places) -> Figure:
-    """Local accuracy over rounds, a panel for each column; a method looks the same in all of them."""
+def panels(runs: Runs, places: Places) -> Figure | None:
+    """Local accuracy over rounds, a panel for each column; a method looks the same in all of them. Nothing where every
+    run was evaluated once."""
+    if not climbs(runs):
+        return None
     rows, columns = names(places)
     looks = style.looks(rows)
     beside = min(_BESIDE, len(columns))

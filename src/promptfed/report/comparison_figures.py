@@ -64,8 +64,10 @@ def bars(numbers: Mapping[str, Sequence[Mapping[str, Any]]], setting: str) -> Fi
     return figure
 
 
-def curves(runs: Runs, setting: str) -> Figure:
-    """Local accuracy over rounds."""
+def curves(runs: Runs, setting: str) -> Figure | None:
+    """Local accuracy over rounds; nothing where every run was evaluated once, as `bars` says that."""
+    if not climbs(runs):
+        return None
     figure = style.blank(4.6)
     axes = figure.subplots()
     handles, shown = lines(axes, runs, style.looks(runs))
@@ -87,6 +89,11 @@ def lines(axes: Axes, runs: Runs, looks: Mapping[str, Look]) -> tuple[dict[str, 
             handles[label] = _line(axes, looks[label], at, mean, std)
             shown += [*(mean - std), *(mean + std)]
     return handles, shown
+
+
+def climbs(runs: Runs) -> bool:
+    """Whether there is a line to draw."""
+    return any(len(run.scored) > 1 for run in runs_of(runs))
 
 
 def runs_of(runs: Runs) -> list[Run]:

@@ -15,17 +15,19 @@ from typing import Any
 
 from .. import record
 from ..errors import UserError
-from . import page_charts, page_data, page_images, style
+from . import page_charts, page_data, page_images, page_numbers, page_privacy, style
 from .page_charts import Chart
-from .page_data import Entry, Found, Group
+from .page_data import Entry, Found
 from .page_head import title, top
-from .page_html import anchor, h2, plain, swatch
+from .page_html import anchor, h2, listed, plain, swatch
 from .page_images import Drawn
 from .page_repeat import repeat
 from .page_table import results
+from .page_tasks import Task, tasks
 
 LIMIT = 1_500_000  # bytes of a page
 _LEFT_OUT = 60  # rows of the table of clients that were left out
+_PARTITIONS = 6  # charts of who holds what
 _ROOM = 60_000  # bytes kept free of pictures
 
 
@@ -47,10 +49,10 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
     """The page, and what is not as it should be."""
     curves, measures = page_charts.curves(found)
     partitions = _partitions(found)
-    samples = [page_charts.samples(group, i) for i, group in enumerate(partitions[:4])]
+    samples = [page_charts.samples(task.first, i) for i, task in enumerate(partitions[:_PARTITIONS])]
     found_charts = [page_charts.clients(found), curves, page_charts.communication(found), *samples]
     charts = {chart.name: chart for chart in found_charts if chart}
-    names = list(page_data.MEASURES)
+    names = list(page_numbers.MEASURES)
     data = {
         "labels": [group.label for group in found.groups],
         "dark": page_charts.DARK,
@@ -70,14 +72,15 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
         "Curves": _curves(curves, measures, found),
         "Communication": _communication(charts.get("communication"), found),
         "Left out": _left_out(found),
+        "Privacy": page_privacy.section(found),
         "Repeat": repeat(found, out),
     }
     spent = sum(len(one.encode()) for one in (*fixed.values(), *parts.values()))
     drawn, unseen = page_images.embed(page_images.find(found), LIMIT - spent - _ROOM)
     problems = [*found.problems, *unseen]
     shown = {
-        **{key: parts[key] for key in ("Results", "Clients", "Curves", "Communication", "Left out")},
-        "Partition": _partition(partitions, charts, [one for one in drawn if one.picture.kind == "partition"]),
+        **{key: parts[key] for key in ("Results", "Clients", "Curves", "Communication", "Left out", "Privacy")},
+        _who(found): _partition(found, partitions, charts, [one for one in drawn if one.picture.kind == "partition"]),
         "Analyses": _analyses([one for one in drawn if one.picture.kind == "analysis"]),
         "Pictures": _pictures([one for one in drawn if one.picture.kind == "picture"]),
         "Repeat": parts["Repeat"],
@@ -129,9 +132,21 @@ def _clients(chart: Chart | None, found: Found) -> str:
     seeds = ", mean over the seeds that share its partition" if many else ""
     text = (
         f"A dot is a client, in the last evaluated round{seeds}; the bar ends at the mean over clients. Pointing at a "
-        "client marks it in every row."
+        f"client marks it in every row.{_absent(found)}"
     )
     return f'{title}<p class="soft">{text}</p>{_chart(chart)}'
+
+
+def _absent(found: Found) -> str:
+    """Who was not there to be scored."""
+    told = []
+    for group in found.groups:
+        run = group.first.run
+        away = run.away(run.scored[-1]) if run.scored else []
+        if away:
+            names = escape(listed(map(run.name, away)))
+            told.append(f" Not evaluated in the last round of <b>{escape(group.label)}</b>: {names}.")
+    return "".join(told)
 
 
 def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> str:
@@ -146,10 +161,12 @@ def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> s
         for name in measures
     )
     once = all(len(entry.run.scored) < 2 for entry in found.entries)
-    absent = [short[name] for name in page_data.MEASURES if name not in measures]
+    absent = [short[name] for name in page_numbers.MEASURES if name not in measures]
     words = ["Evaluated once, so accuracies are points, not lines (eval.every sets how often)."] if once else []
     if any(len(group.entries) > 1 for group in found.groups):
         words.append("Bands: ± standard deviation over seeds.")
+    if any(seen < of for entry in found.entries for seen, of in map(entry.run.covered, entry.run.scored)):
+        words.append("Some rounds are means over fewer clients: not all could be evaluated.")
     if absent:
         words.append(f"Not on record: {', '.join(absent)}.")
     text = f'<p class="soft">{" ".join(words)}</p>' if words else ""
@@ -219,19 +236,30 @@ def _ranges(numbers: Sequence[int]) -> str:
 # ---- pictures
 
 
-def _partitions(found: Found) -> list[Group]:
-    """A group of each different partition."""
-    return list({group.first.partition: group for group in reversed(found.groups)}.values())[::-1]
+def _partitions(found: Found) -> list[Task]:
+    """A task of each different partition."""
+    return list({task.first.first.partition: task for task in reversed(tasks(found))}.values())[::-1]
 
 
-def _partition(groups: Sequence[Group], charts: Mapping[str, Chart], drawn: Sequence[Drawn]) -> str:
-    title = h2("Partition", "Partition: who holds what")
+def _who(found: Found) -> str:
+    """Nobody has partitioned what the sites of a consortium hold."""
+    return "Sites" if all(entry.run.consortium for entry in found.entries) else "Partition"
+
+
+def _partition(found: Found, held: Sequence[Task], charts: Mapping[str, Chart], drawn: Sequence[Drawn]) -> str:
+    sites = _who(found) == "Sites"
+    title = h2("Sites", "Sites: how much each one has") if sites else h2("Partition", "Partition: who holds what")
     text = ""
-    for i, group in enumerate(groups):
+    for i, task in enumerate(held):
         chart = charts.get(f"samples-{i}")
         if chart:
-            head = f"<h3>{escape(group.setting)}</h3>" if len(groups) > 1 else ""
+            head = f"<h3>{escape(task.words)}</h3>" if len(held) > 1 else ""
             text += f"{head}{_chart(chart)}"
+    if len(held) > _PARTITIONS:
+        text += f'<p class="soft">The first {_PARTITIONS} of {len(held)} partitions are drawn.</p>'
+    if sites:
+        told = "" if text else "How many images a site has is known when the run is done. "
+        return f'{title}{text}<p class="soft">{told}Which ones they are is known to the site alone.</p>'
     text = text or '<p class="soft">No partition.json in the folder.</p>'
     if drawn:
         text += "".join(_figure(one) for one in drawn)

@@ -6,6 +6,7 @@ Two parameters are set by the page: `shown`, the labels that are switched on, an
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,16 @@ import altair as alt
 import numpy as np
 
 from . import style
-from .page_data import MEASURES, Found, Group, over_seeds, series, thin
+from .page_data import Found, Group
+from .page_numbers import MEASURES, over_seeds, series, thin
+from .page_tasks import tasks
 
 Spec = dict[str, Any]
 
 _POINTS = 1600  # in a chart of curves, all labels together
 _CLIENTS = 2400  # dots in the chart of clients, all labels together
+_SHARES = "train", "test"  # what is told of a client
+_LETTERS = 16, 32  # in a line of a label, on a phone and on a screen
 _SITES = 400  # bars in a chart of a partition
 _SHAPES = {  # of a matplotlib marker: a name or an SVG path
     "o": "circle",
@@ -163,15 +168,21 @@ def clients(found: Found) -> Chart | None:
         bars.append({"label": group.label, "mean": _number(mean)})
         order = sorted(each, key=lambda client: (each[client], client))
         shares = group.first.run.shares
-        for client in thin(order, most):
-            row = {"label": group.label, "client": group.first.run.name(client), "value": _number(each[client])}
-            if client < len(shares):
-                row |= {"train": shares[client].train, "test": shares[client].test}
-            rows.append(row)
+        some = thin(order, most)
+        row: Spec = {"label": group.label, "client": [group.first.run.name(client) for client in some]}
+        row["value"] = [_number(each[client]) for client in some]
+        if max(some) < len(shares):
+            row |= {part: [getattr(shares[client], part) for client in some] for part in _SHARES}
+        rows.append(row)
     if not rows:
         return None
-    order_ = sorted(means, key=lambda label: -means[label])
-    y = alt.Y("label:N", title=None, sort=order_, axis=alt.Axis(ticks=False, domain=False))
+    order_ = [
+        label
+        for task in tasks(found)
+        for label in sorted((g.label for g in task.groups if g.label in means), key=lambda label: -means[label])
+    ]
+    names, lines = _wrapped(order_)
+    y = alt.Y("label:N", title=None, sort=order_, axis=alt.Axis(ticks=False, domain=False, labelExpr=names))
     bar = (
         _data(bars)
         .transform_filter(_SHOWN)
@@ -180,11 +191,13 @@ def clients(found: Found) -> Chart | None:
     )
     tick = bar.mark_tick(thickness=3, height=20).encode(opacity=alt.value(1))
     tips = ["label:N", "client:N", alt.Tooltip("value:Q", title="accuracy (%)", format=".1f")]
-    tips += [f"{part}:Q" for part in ("train", "test") if part in rows[0]]
+    held = [part for part in _SHARES if all(part in row for row in rows)]
+    tips += [f"{part}:Q" for part in held]
     over = alt.selection_point(name="over", fields=["client"], on="pointerover", clear="pointerout", empty=False)
     dot = (
         _data(rows)
         .transform_filter(_SHOWN)
+        .transform_flatten(["client", "value", *held])
         .mark_circle()
         .encode(
             alt.X("value:Q", title="local accuracy (%)", scale=alt.Scale(domain=[0, 100])),
@@ -196,8 +209,18 @@ def clients(found: Found) -> Chart | None:
         )
         .add_params(over)
     )
-    about = f"Dot plot: accuracy of each client, by method; highest mean {order_[0]}, lowest {order_[-1]}."
-    return Chart("clients", about, _spec(alt.layer(bar, tick, dot), found, 32 * len(bars)))
+    best, worst = (choose(means, key=lambda label: means[label]) for choose in (max, min))
+    about = f"Dot plot: accuracy of each client, by method; highest mean “{best}”, lowest “{worst}”."
+    return Chart("clients", about, _spec(alt.layer(bar, tick, dot), found, max(32, 14 * lines + 6) * len(bars)))
+
+
+def _wrapped(labels: Sequence[str]) -> tuple[str, int]:
+    """An expression that breaks labels into lines which a phone or a screen has room for, and how many lines one has at
+    most: cut off, two of them might look alike."""
+    narrow, wide = (f"'(.{{1,{width}}})( +|$)|(.{{{width}}})'" for width in _LETTERS)
+    pattern = f"regexp(containerSize()[0] < 500 ? {narrow} : {wide}, 'g')"
+    lines = f"split(replace(replace(datum.value, {pattern}, '$1$3\\n'), regexp('\\n$'), ''), '\\n')"
+    return lines, max(len(textwrap.wrap(label, _LETTERS[0])) for label in labels)
 
 
 def client_scores(group: Group) -> dict[int, float]:
@@ -234,7 +257,7 @@ def samples(group: Group, number: int) -> Chart | None:
     axis = alt.Axis(labels=False, ticks=False)
     if few:
         angle = 0 if max(map(len, names)) < 3 else -60
-        axis = alt.Axis(labelAngle=angle, ticks=False, labelExpr=f"{json.dumps(names)}[datum.value]", labelLimit=90)
+        axis = alt.Axis(labelAngle=angle, ticks=False, labelExpr=f"{json.dumps(names)}[datum.value]", labelLimit=170)
     order = alt.X("at:O", title="client", axis=axis)
     parts = list(style.PARTS)
     chart = (

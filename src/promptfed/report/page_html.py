@@ -9,9 +9,11 @@ from typing import Any
 from . import style
 
 
-def plain(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
+def plain(heads: Sequence[str], rows: Sequence[Sequence[Any]], label: str, wrap: bool = False) -> str:
+    """`wrap`: cells may have several lines."""
+    kind = "text wrap" if wrap else "text"
     head = "".join(f'<th scope="col" class="text">{escape(one)}</th>' for one in heads)
-    body = "".join("<tr>" + "".join(f'<td class="text">{escape(str(v))}</td>' for v in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f'<td class="{kind}">{escape(str(v))}</td>' for v in row) + "</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table><thead><tr>{head}</tr>'
         f"</thead><tbody>{body}</tbody></table></div>"

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from PIL import Image
 
 from .page_data import Found
 
-_WIDTH, _LEAST = 1100, 420  # pixels; narrower where the pictures would not fit, alike for all
+# Pixels and colours: less where the pictures would not fit, alike for all.
+_SIZES = ((1100, 64), (900, 48), (740, 32), (620, 32), (520, 24), (420, 16))
 _MOST = 60  # pictures
 _ROWS, _COLUMNS = 30, 12  # of a CSV that is shown whole
 
@@ -59,8 +61,9 @@ def find(found: Found) -> list[Picture]:
     for folder, of in places:
         of = of or (named.get(folder, "") if many else "")
         for path in sorted(folder.glob("*.png")):
-            kind = "partition" if path.name == "partition.png" else "picture"
-            pictures.append(Picture(path, CAPTIONS.get(path.name, _words(path.stem)), kind, of))
+            name = re.sub(r"^partition-\d+\.png$", "partition.png", path.name)  # of a comparison that has several
+            kind = "partition" if name == "partition.png" else "picture"
+            pictures.append(Picture(path, CAPTIONS.get(name, _words(path.stem)), kind, of))
         for path in sorted((folder / "analysis").rglob("*.png")):
             pictures.append(_analysis(path, of))
     order = {"partition": 0, "analysis": 1, "picture": 2}
@@ -99,13 +102,13 @@ def embed(pictures: Sequence[Picture], room: int) -> tuple[list[Drawn], list[str
             seen.add(content)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             problems.append(f"{picture.path} is no picture that can be shown: {error}.")
-    drawn = [_small(picture, image, _WIDTH) for picture, image in opened]
-    total = sum(len(one.uri) for one in drawn)
-    if total > room:
-        width = max(_LEAST, int(0.95 * _WIDTH * (max(room, 0) / total) ** 0.5))
-        drawn = [_small(picture, image, width) for picture, image in opened]
+    drawn: list[Drawn] = []
+    for width, colours in _SIZES:
+        drawn = [_small(picture, image, width, colours) for picture, image in opened]
+        if _bytes(drawn) <= room:
+            break
     left = [picture.path for picture in pictures[_MOST:]]
-    while drawn and sum(len(one.uri) for one in drawn) > room:
+    while drawn and _bytes(drawn) > room:
         left.insert(0, drawn.pop().picture.path)
     if left:
         names = ", ".join(map(str, left[:8])) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
@@ -113,13 +116,17 @@ def embed(pictures: Sequence[Picture], room: int) -> tuple[list[Drawn], list[str
     return drawn, problems
 
 
-def _small(picture: Picture, image: Image.Image, width: int) -> Drawn:
+def _bytes(drawn: Sequence[Drawn]) -> int:
+    return sum(len(one.uri) for one in drawn)
+
+
+def _small(picture: Picture, image: Image.Image, width: int, colours: int) -> Drawn:
     flat = Image.new("RGB", image.size, "white")
     flat.paste(image, mask=image.getchannel("A"))
     if flat.width > width:
         flat = flat.resize((width, max(1, round(flat.height * width / flat.width))), Image.Resampling.LANCZOS)
     as_png, as_jpeg = io.BytesIO(), io.BytesIO()
-    flat.quantize(64, dither=Image.Dither.NONE).save(as_png, "PNG", optimize=True)
+    flat.quantize(colours, dither=Image.Dither.NONE).save(as_png, "PNG", optimize=True)
     best, kind = as_png, "png"
     if flat.getcolors(4096) is None:  # photographs rather than lines
         flat.save(as_jpeg, "JPEG", quality=82, optimize=True)

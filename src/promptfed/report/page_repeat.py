@@ -16,16 +16,22 @@ _MANY = 16  # methods whose complete configurations would make a page too large
 
 def repeat(found: Found, out: Path) -> str:
     words = ["promptfed", "report", *map(str, found.folders), "--out", str(out)]
-    text = (
-        f"{h2('Repeat', 'To repeat it')}<p>A run is its configuration: save the one below as a file and start it. The "
-        "same versions and the same dataset (fingerprint) give the same numbers.</p>"
-        f"<p>This page:</p><pre>{escape(shlex.join(words))}</pre>"
-    )
+    apart = [entry.run.consortium for entry in found.entries]
+    how = "" if all(apart) else (
+        "A run is its configuration: save the one below as a file and start it. The same versions and the same dataset "
+        "(fingerprint) give the same numbers. "
+    )  # fmt: skip
+    if any(apart):
+        how += (
+            "A consortium's run needs the sites with their own images besides: a configuration alone does not give the "
+            "same numbers, nor do sites that answer at other times."
+        )
+    text = f"{h2('Repeat', 'To repeat it')}<p>{how.strip()}</p><p>This page:</p><pre>{escape(shlex.join(words))}</pre>"
     first, *others = found.groups
     if len(others) < _MANY:
         return text + "".join(map(_recipe, found.groups))
     text += (
-        f'<p class="soft">The first, {escape(first.label)}, is listed in full. Of the others only what differs: '
+        f'<p class="soft">The first, <b>{escape(first.label)}</b>, is listed in full. Of the others only what differs: '
         "sections of their configuration stand in place of the first's.</p>"
     )
     return text + _recipe(first) + "".join(_recipe(group, first) for group in others)
@@ -35,6 +41,10 @@ def _recipe(group: Group, like: Group | None = None) -> str:
     """`like`: the group whose facts and sections need not be told again."""
     commands = []
     for entry in group.entries:
+        if entry.run.consortium:  # a name that is known would go on with its run
+            agreed, again = entry.run.folder.parent.parent, f"{entry.run.folder.name}-again"
+            commands.append(shlex.join(["promptfed", "flower", "submit", str(agreed), "--name", again]))
+            continue
         extra = "" if entry is group.first else f" seed={entry.seed}"
         name = entry.run.folder.name
         commands.append(
@@ -62,13 +72,16 @@ def _recipe(group: Group, like: Group | None = None) -> str:
 def _facts(group: Group) -> dict[str, str]:
     numbers = group.first.numbers
     data = numbers.get("dataset") or group.first.about.get("dataset") or {}
+    apart = bool(group.first.run.consortium)
+    images = sum(one.train + one.val + one.test for one in group.first.run.shares) if apart else 0
+    missing = "none: each site has its own images" if apart else "not on record: the run has no partition.json"
     return {
         "folder": ", ".join(str(entry.run.folder) for entry in group.entries),
         "seed": listed([entry.seed for entry in group.entries]),
         "rounds": f"{group.first.done} of {group.first.planned}",
-        "dataset": f"{data.get('name', '–')}, {data.get('images', data.get('n', '–'))} images",
-        "dataset fingerprint": str(data.get("fingerprint") or "not on record: the run has no partition.json"),
-        "partition (sha256)": str(group.first.about.get("hash") or "not on record"),
+        "dataset": f"{data.get('name', '–')}, {images or data.get('images') or data.get('n', '–')} images",
+        "dataset fingerprint": str(data.get("fingerprint") or missing),
+        "partition (sha256)": str(group.first.about.get("hash") or ("none" if apart else "not on record")),
         "versions": _versions(group),
     }
 

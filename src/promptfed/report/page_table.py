@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from html import escape
 
 from ..tables import count, size
-from . import page_data, style
-from .page_data import KINDS, Cell, Column, Found
+from . import page_numbers, style
+from .page_data import Found
 from .page_html import h2, swatch
+from .page_numbers import KINDS, Cell, Column
+from .page_tasks import Task, tasks
+
+_ALIKE = 1e-9  # what means over seeds of the same numbers may differ by
 
 
 def results(found: Found) -> str:
@@ -26,9 +30,10 @@ def results(found: Found) -> str:
     )
     switch = f'<fieldset class="switch"><legend>Which round is shown</legend>{options}</fieldset>'
     tables = "".join(_table(found, kind) for kind in KINDS if kind == "last" or kind in known)
+    bold = "The best of a column is bold" + (", in each setting by itself" if len(tasks(found)) > 1 else "")
     return (
-        f'{h2("Results")}<p class="soft">Accuracies in per cent{_over(found)}. The best of a column is bold. '
-        f"Sort by a click on its head.</p>{_across(found)}{switch}{tables}"
+        f'{h2("Results")}<p class="soft">Accuracies in per cent{_over(found)}. {bold}. Sort by a click on its head.</p>'
+        f"{_across(found)}{switch}{tables}"
     )
 
 
@@ -37,17 +42,22 @@ def _across(found: Found) -> str:
     groups = {found.places[group.label]: group for group in found.groups if group.label in found.places}
     if not groups:
         return ""
-    local = next(c for c in page_data.columns(found) if c.key == "local")
+    local = next(c for c in page_numbers.columns(found) if c.key == "local")
     rows, columns = (list(dict.fromkeys(place[i] for place in groups)) for i in (0, 1))
-    cells = {place: page_data.cell(group, local, "last") for place, group in groups.items()}
+    cells = {place: page_numbers.cell(group, local, "last") for place, group in groups.items()}
     best = {
-        column: _best(local, [cells[row, column].mean for row in rows if (row, column) in cells]) for column in columns
+        found.places[group.label]: _best(local, [cells[found.places[g.label]].mean for g in task.groups])
+        for task in tasks(found)
+        for group in task.groups
+        if group.label in found.places
     }
     heads = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     notes: dict[str, str] = {}
     lines = "".join(
         f'<tr><th scope="row">{escape(row)}</th>'
-        + "".join(_cell(local, cells.get((row, column), Cell(None)), best[column], notes) for column in columns)
+        + "".join(
+            _cell(local, cells.get((row, column), Cell(None)), best.get((row, column)), notes) for column in columns
+        )
         + "</tr>"
         for row in rows
     )
@@ -68,36 +78,43 @@ def _over(found: Found) -> str:
 
 
 def _table(found: Found, kind: str) -> str:
-    shown = page_data.columns(found)
-    several = len(found.settings) > 1
+    shown = page_numbers.columns(found)
+    each = tasks(found)
+    several = len(each) > 1
     looks = style.looks(group.label for group in found.groups)
-    grid = {group.label: {c.key: page_data.cell(group, c, kind) for c in shown} for group in found.groups}
-    order = sorted(found.groups, key=lambda group: -(_or(grid[group.label]["local"].mean, -1.0)))
-    best = {c.key: _best(c, [grid[group.label][c.key].mean for group in order]) for c in shown}
+    grid = {group.label: {c.key: page_numbers.cell(group, c, kind) for c in shown} for group in found.groups}
+    order = [
+        (task, group)
+        for task in each
+        for group in sorted(task.groups, key=lambda group: -(_or(grid[group.label]["local"].mean, -1.0)))
+    ]
+    best = {
+        (task.words, c.key): _best(c, [grid[group.label][c.key].mean for group in task.groups])
+        for task in each
+        for c in shown
+    }
     notes: dict[str, str] = {}
 
     heads = [_header("label", "Method", "", "ascending", True)]
     if several:
-        heads.append(_header("setting", "Setting", "", "ascending", True))
+        heads.append(_header("setting", "Setting", "what may be compared", "ascending", True))
     heads += [_header("seeds", "Seeds", "how many"), _header("round", "Round", "which round the numbers are of")]
-    heads += [_header(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending") for c in shown]
+    heads += [
+        _header(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending", now=not several) for c in shown
+    ]
     rows = []
-    for group in order:
+    for task, group in order:
         look = looks[group.label]
         label = escape(group.label)
         cells = [
-            f'<th scope="row" data-value="{label}" title="{label}">{swatch(look)}{label}</th>',
-            *(
-                [f'<td class="text" data-value="{escape(group.setting)}">{escape(group.setting)}</td>']
-                if several
-                else []
-            ),
+            f'<th scope="row" data-value="{label}">{swatch(look)}{label}</th>',
+            *([_setting(task)] if several else []),
             f'<td data-value="{len(group.entries)}">{len(group.entries)}</td>',
         ]
-        at = page_data.rounds(group, kind)
+        at = page_numbers.rounds(group, kind)
         last = "".join(c if c.isdigit() else " " for c in at).split()
         cells.append(f'<td data-value="{last[-1] if last else ""}">{escape(at)}</td>')
-        cells += [_cell(c, grid[group.label][c.key], best[c.key], notes) for c in shown]
+        cells += [_cell(c, grid[group.label][c.key], best[task.words, c.key], notes) for c in shown]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     caption = f"Results of each method, {KINDS[kind]}"
     legend = "".join(f"<li><sup>{mark}</sup> {escape(text)}</li>" for text, mark in notes.items())
@@ -112,8 +129,13 @@ def _table(found: Found, kind: str) -> str:
     )
 
 
-def _header(key: str, title: str, help: str, first: str = "descending", text: bool = False) -> str:
-    sort = "descending" if key == "local" else "none"
+def _setting(task: Task) -> str:
+    return f'<td class="text setting" data-value="{escape(task.words)}">{escape(task.words)}</td>'
+
+
+def _header(key: str, title: str, help: str, first: str = "descending", text: bool = False, now: bool = False) -> str:
+    """`now`: rows are in the order of the local accuracy, not of tasks."""
+    sort = "descending" if key == "local" and now else "none"
     told = f' title="{escape(help)}"' if help else ""
     return (
         f'<th scope="col" data-key="{key}" data-first="{first}" aria-sort="{sort}"{" class=text" if text else ""}>'
@@ -129,7 +151,7 @@ def _cell(column: Column, cell: Cell, best: float | None, notes: dict[str, str])
     told = f' title="{escape(cell.why)}"' if cell.why else ""
     if cell.mean is None:
         return f'<td class="none" data-value=""{told}>–{mark}</td>'
-    top = ' class="best"' if best is not None and cell.mean == best else ""
+    top = ' class="best"' if best is not None and cell.mean >= best - _ALIKE else ""
     std = "" if cell.std is None or column.kind != "percent" else f' <span class="std">±{100 * cell.std:.1f}</span>'
     return f'<td{top} data-value="{cell.mean:.8g}"{told}>{_text(column, cell.mean)}{std}{mark}</td>'
 
@@ -146,7 +168,7 @@ def _text(column: Column, value: float) -> str:
 
 def _best(column: Column, values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    if len(known) < 2 or column.better <= 0:
+    if len(known) < 2 or column.better <= 0 or max(known) - min(known) < _ALIKE:
         return None
     return max(known)
 

@@ -64,7 +64,7 @@ def _accuracy(axes: Axes, run: Run) -> None:
         [handles[i] for i in order],
         [labels[i] for i in order],
         loc="outside lower center",
-        ncols=2 if len(labels) < 5 else 3,
+        ncols=2,
         fontsize=9,
         frameon=False,
     )
@@ -80,7 +80,7 @@ def _after_local(axes: Axes, run: Run) -> list[float]:
         axes.plot(rounds, mean, label=f"after local training: {who}", zorder=3, **look)
     last, final = run.series("local", "mean", stage="after_local_all")
     if np.isfinite(final).any():
-        look = style.marks(Look(VERMILION, "*", "-"), 1, size=12) | {"linestyle": "none"}
+        look = style.marks(Look(VERMILION, "*", "-"), 1, size=12)
         axes.plot(last, final, label="after local training: all clients", zorder=5, **look)
     return [*mean, *final]
 
@@ -112,9 +112,10 @@ def clients(run: Run) -> Figure | None:
     line = run.scored[-1]
     ids = sorted(accuracy, key=lambda client: (-accuracy[client], client))
     without = [row["client"] for row in line["aggregated"]["clients"] if row["client"] not in accuracy]
-    named = len(ids) + len(without) <= _NAMED
+    away = run.away(line)
+    named = len(ids) + len(without) + len(away) <= _NAMED
     if named:
-        ids += without
+        ids += without + away
     figure = style.blank(4.8)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
     place = np.arange(len(ids))
@@ -126,11 +127,13 @@ def clients(run: Run) -> Figure | None:
     top.text(1.01, mean, f"mean\n{mean:.1f} %", transform=beside, fontsize=9, va="center")
     if named:
         for x, client in enumerate(ids):
-            if client in without:
-                top.text(x, 2, "no test data", fontsize=8, color=GREY, rotation=90, ha="center", va="bottom")
+            if client not in accuracy:
+                why = "not evaluated" if client in away else "no test data"
+                top.text(x, 2, why, fontsize=8, color=GREY, rotation=90, ha="center", va="bottom")
     style.dress(top, y="test accuracy (%)")
     top.set_ylim(0, 100)
-    style.title(figure, f"{run.title}; round {line['round']}")
+    few = f", {len(away)} of {run.clients} not evaluated" if away else ""
+    style.title(figure, f"{run.title}; round {line['round']}{few}")
 
     below = np.zeros(len(ids))
     if run.shares:
@@ -140,7 +143,7 @@ def clients(run: Run) -> Figure | None:
             below = below + counts
     else:
         tests = {row["client"]: row["n_test"] for row in line["aggregated"]["clients"]}
-        below = np.array([tests[client] for client in ids], float)
+        below = np.array([tests.get(client, 0) for client in ids], float)
         _bars(bottom, place, below, np.zeros(len(ids)), style.PARTS["test"], named, "test")
     text = "client, best accuracy first"
     if without and not named:
@@ -169,6 +172,6 @@ def _name(axes: Axes, run: Run, ids: list[int]) -> None:
     names = [run.name(client) for client in ids]
     if all(name == f"client-{client}" for name, client in zip(names, ids, strict=True)):
         names = [str(client) for client in ids]
-    short = [style.plain(name if len(name) <= 18 else f"{name[:17]}…") for name in names]
+    short = [style.plain(name) for name in style.short(names, 18)]
     tilted = max(map(len, short)) * len(short) > 90
     axes.set_xticks(range(len(ids)), short, rotation=90 if tilted else 0)

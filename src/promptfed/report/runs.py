@@ -42,7 +42,7 @@ class Run:
         split = folder / "partition.json"
         clients = json.loads(split.read_text())["clients"] if split.exists() else []
         shares = [Share(c["name"], len(c["train"]), len(c["val"]), len(c["test"])) for c in clients]
-        return cls(folder, C.read(file) if file.exists() else {}, record.read_lines(folder), shares)
+        return cls(folder, C.read(file) if file.exists() else {}, record.read_lines(folder), shares or _told(folder))
 
     @property
     def last(self) -> int:
@@ -57,7 +57,30 @@ class Run:
     @property
     def clients(self) -> int:
         """How many clients there are."""
-        return len(self.shares) or max((len(line["aggregated"]["clients"]) for line in self.scored), default=0)
+        agreed = int(self.consortium.get("clients", 0))
+        return (
+            len(self.shares) or agreed or max((len(line["aggregated"]["clients"]) for line in self.scored), default=0)
+        )
+
+    @property
+    def consortium(self) -> dict[str, Any]:
+        """What sites that hold their images themselves have agreed on; empty where all images are in one place."""
+        return self.settings.get("consortium") or {}
+
+    def covered(self, line: Line, stage: str = "aggregated") -> tuple[int, int]:
+        """How many clients an evaluation has reached, of how many. Who came later counts elsewhere."""
+        return len(line[stage]["clients"]), self.clients - len(self.late)
+
+    def away(self, line: Line) -> list[int]:
+        """The clients that an evaluation has not reached."""
+        reached = {row["client"] for row in line["aggregated"]["clients"]} | self.late
+        return [client for client in range(self.clients) if client not in reached]
+
+    @property
+    def late(self) -> set[int]:
+        """The clients that are not there from the start: join.clients names them, or says how many of the last."""
+        late = self.settings.get("join", {}).get("clients") or ()
+        return set(range(self.clients - late, self.clients)) if isinstance(late, int) else set(late)
 
     @property
     def trained(self) -> list[int]:
@@ -69,10 +92,12 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """cifar10, dirichlet (alpha 0.3), 20 clients"""
+        """cifar10, dirichlet (alpha 0.3), 20 clients; nobody has partitioned what the sites of a consortium hold"""
         dataset = self.settings.get("dataset", {}).get("name")
         partition = self.settings.get("partition", {})
         words = [Path(dataset).name] if dataset else []
+        if self.consortium:
+            return ", ".join([*words, f"{self.clients} site{'s' if self.clients > 1 else ''}"])
         if partition.get("file"):
             words.append(Path(partition["file"]).name)
         elif partition.get("name"):
@@ -115,6 +140,15 @@ class Run:
             total += line["bytes"]["up"] + line["bytes"]["down"]
             found[line["round"]] = total / 1e6 / max(1, self.clients)
         return found
+
+
+def _told(folder: Path) -> list[Share]:
+    """What the sites of a consortium have said of their sizes, once the run is done."""
+    try:
+        sites = json.loads((folder / "result.json").read_text())["sites"]
+        return [Share(s["name"], s["n_train"], s["n_val"] or 0, s["n_test"] or 0) for s in sites]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def percent(value: float | None) -> float:

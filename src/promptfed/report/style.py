@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,6 +98,16 @@ def plain(text: str, width: int = 0) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
+def short(names: Sequence[str], most: int) -> list[str]:
+    """Names of so many letters at most; of those that would then look alike, the end is kept, or all of it."""
+    cut = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+    tails = [f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}" for name in names]
+    return [
+        one if cut.count(one) == 1 else tail if tails.count(tail) == 1 else name
+        for name, one, tail in zip(names, cut, tails, strict=True)
+    ]
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Replaces the picture in one step: somebody may be looking at the old one."""
     content = io.BytesIO()
@@ -110,7 +120,7 @@ def marks(look: Look, points: int, size: float = 5.5) -> dict[str, Any]:
     """Arguments of plot(): a marker on each point, smaller where points are many."""
     return {
         "color": look.colour,
-        "linestyle": look.line,
+        "linestyle": look.line if points > 1 else "none",
         "linewidth": 1.8,
         "marker": look.marker,
         "markersize": size if points <= 30 else 2.5,

@@ -6,21 +6,25 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from .. import lazy
 from ..errors import unknown
-from . import export as write
-from . import joining, load
+
+if TYPE_CHECKING:
+    from . import joining, loading
+else:
+    joining, loading = lazy.Module("serving.joining"), lazy.Module("serving.loading")
 
 FORMATS = ("table", "json", "csv")
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, or an exported model")]
-Client = Annotated[int | None, typer.Option("--client", help="whose model: a number from 0 on")]
+Client = Annotated[str | None, typer.Option("--client", help="whose model: a number from 0 on, or the site's name")]
 Common = Annotated[bool, typer.Option("--global", help="the one model that everybody can use, where there is one")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")]
 
@@ -42,7 +46,7 @@ def predict(
     """Tell what is on images, by the model of one client or the global one."""
     if form not in FORMATS:
         raise unknown("--format", form, FORMATS)
-    model = load(run, client=client, common=common, backbone=backbone, device=device, trust=trust)
+    model = loading.load(run, client=client, common=common, backbone=backbone, device=device, trust=trust)
     found = model.predict(images, batch)
     best = found.top(top)
     if form == "json":
@@ -77,7 +81,7 @@ def export(
     ] = None,
 ) -> None:
     """Write one model as a file of its own, which promptfed.load() and `promptfed predict` take."""
-    file = write(run, out, client=client, common=common)
+    file = loading.export(run, out, client=client, common=common)
     size = file.stat().st_size
     Console().print(f"{file} ({size:,} bytes), described by {file.with_suffix('.json').name}", soft_wrap=True)
 

@@ -24,6 +24,7 @@ from ..wire import pack, unpack
 FORMAT = 1
 SUFFIX = ".safetensors"
 _PARAMS, _FROZEN = "params/", "frozen/"
+_TOLD = 5  # files or runs that fit a sentence
 
 Card = dict[str, Any]
 
@@ -51,7 +52,11 @@ def find(path: Path) -> Path:
         return path.with_suffix(SUFFIX) if path.suffix == ".json" else path
     files = sorted(path.glob(f"*{SUFFIX}"))
     if len(files) != 1:
-        held = ", ".join(file.name for file in files[:5]) if files else "none"
+        runs = sorted(file.parent for file in path.glob("*/config.toml"))
+        if runs and not files:
+            names = ", ".join(str(run) for run in runs[:_TOLD]) + (", ..." if len(runs) > _TOLD else "")
+            raise UserError(f'"{path}" holds runs, as a comparison does: name one of them ({names})')
+        held = ", ".join(file.name for file in files[:_TOLD]) if files else "none"
         raise UserError(f'"{path}" is neither the folder of a run nor holds one exported model (found: {held})')
     return files[0]
 

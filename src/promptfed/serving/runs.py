@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from .. import config as C
 from .. import params as P
 from ..client import train
 from ..data import Federation
-from ..errors import UserError
+from ..errors import UserError, unknown
 from ..host import Host
 from ..method import State, apart
 from ..params import Params
@@ -27,6 +27,7 @@ from . import files
 from .predictor import Predictor
 
 _PRIVATE, _MEMORY = "private/", "memory/"  # as a host stores them
+_TOLD = 50  # names of sites that fit a sentence
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Trained:
     parts: build.Parts
     state: State
     round: int
+
+    def number(self, client: int | str) -> int:
+        return number(client, [site.name for site in self.parts.federation.sites])
 
     def client(self, client: int) -> Predictor:
         """The model that the run's evaluation scored: as received, with what is private, adapted if the method does."""
@@ -105,6 +109,18 @@ class _Kept(Store):
             self._env = lmdb.open(str(path), readonly=True, lock=False, create=False, readahead=False)
         except lmdb.Error as error:
             raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+
+
+def number(client: int | str, names: Sequence[str]) -> int:
+    """A client's number, given that or its site's name."""
+    try:
+        return int(client)
+    except ValueError:
+        if not names:
+            raise UserError(f'client = "{client}" must be a number: sites have no names there') from None
+        if client not in names:
+            raise unknown("client", str(client), names[:_TOLD]) from None
+        return names.index(str(client))
 
 
 def personal(parts: build.Parts, store: Store, state: State, client: int, before: int) -> Params:

@@ -1,0 +1,255 @@
+"""What the report holds against each other, and what it says of numbers that are not what they seem."""
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from handmade import history, line, stage
+from PIL import Image
+
+from promptfed import privacy
+from promptfed.api import Result
+from promptfed.report import page, page_charts, page_data, page_images, page_numbers, page_tasks
+from promptfed.report.page_numbers import KINDS
+
+Make = Callable[..., Result]
+WORDS = "digits, dirichlet (alpha 0.3), 3 clients"
+
+
+def shown(*folders: Path) -> str:
+    """The page without its libraries."""
+    text, _ = page.build(page_data.gather(folders))
+    return re.sub(r"<script>.*?</script>", "", text.replace(page._bundle(), ""), flags=re.DOTALL)
+
+
+def words(text: str) -> str:
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", text)))
+
+
+def bold(text: str, column: int) -> list[str]:
+    """The headline table's bold cells, as "label: value"."""
+    table = text.split('data-kind="last"')[1].split("</table>")[0]
+    found = []
+    for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]:
+        cells = re.findall(r"<t[hd]([^>]*)>(.*?)</t[hd]>", row)
+        if "best" in cells[column][0]:
+            found.append(f"{words(cells[0][1])}: {words(cells[column][1])}")
+    return found
+
+
+def of(folders: list[Path]) -> list[tuple[str, list[str]]]:
+    found = page_data.gather(folders)
+    return [(task.words, [group.label for group in task.groups]) for task in page_tasks.tasks(found)]
+
+
+# ---- tasks
+
+
+def test_rows_of_different_partitions_are_not_ranked_together(make: Make) -> None:
+    large = {"dataset": {"name": "digits", "limit": 150}}
+    folders = [
+        make("a", history(0.5), rounds=4).folder,
+        make("b", history(0.4), rounds=4, method="fedper").folder,
+        make("c", history(0.8), rounds=4, method="local", **large).folder,
+        make("d", history(0.9), rounds=4, method="fedrep", **large).folder,
+    ]
+    assert of(folders) == [
+        (f"{WORDS}, 120 images", ["fedavg", "fedper"]),
+        (f"{WORDS}, 150 images", ["local", "fedrep"]),
+    ]
+    text = shown(*folders)
+    assert bold(text, 4) == ["fedavg: 50.0", "fedrep: 90.0"]
+    assert text.count('data-key="setting"') == text.count('data-key="label"')
+    lead = words(text.split("<dl")[0])
+    assert "2 tasks" in lead
+    assert "120 images: Highest local accuracy in the last round: fedavg, 50.0 %, 10.0 points above fedper." in lead
+    assert "150 images: Highest local accuracy in the last round: fedrep, 90.0 %" in lead
+    assert re.findall(r"<h3>(digits.*?)</h3>", text) == [f"{WORDS}, 120 images", f"{WORDS}, 150 images"]
+
+
+def test_words_of_tasks_have_what_tells_them_apart(make: Make) -> None:
+    def split(name: str, classes: int) -> Path:
+        settings = {"name": "pathological", "classes_per_client": classes, "clients": 3}
+        folder = make(name, history(0.5), rounds=4, partition=settings, method=name).folder
+        file = folder / "partition.json"
+        file.write_text(file.read_text().replace("dirichlet", name))  # another split, of the same images
+        return folder
+
+    folders = [split("fedavg", 3), split("fedper", 8), split("local", 8)]
+    common = "digits, pathological, 3 clients"
+    assert [task for task, _ in of(folders[:2])] == [f"{common}, 3 classes a client", f"{common}, 8 classes a client"]
+    assert [task for task, _ in of(folders[1:])] == [f"{common}, split A", f"{common}, split B"]
+
+
+def test_seeds_with_partitions_of_their_own_are_one_task(make: Make, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            folder = make(f"{name}-seed{seed}", history(0.5), rounds=4, seed=seed).folder
+            file = folder / "partition.json"
+            file.write_text(file.read_text().replace("dirichlet", f"drawn with {seed}"))
+    assert of([tmp_path]) == [(WORDS, ["a", "b"])]
+    (tmp_path / "a-seed1" / "rounds.jsonl").unlink()
+    (tmp_path / "a-seed1" / "config.toml").unlink()
+    (tmp_path / "b-seed0" / "rounds.jsonl").unlink()
+    (tmp_path / "b-seed0" / "config.toml").unlink()
+    assert of([tmp_path]) == [(WORDS, ["a", "b"])], "no seed is of both: they ask for the same"
+
+
+def test_rounds_that_differ_are_told(make: Make) -> None:
+    short = make("short", history(0.5, rounds=2), rounds=2, method="fedper").folder
+    text = words(shown(make("long", history(0.6), rounds=4).folder, short))
+    assert "Rounds differ: the last ones are 4, 2." in text
+
+
+def test_what_is_equal_everywhere_is_not_bold(make: Make) -> None:
+    folders = [
+        make(name, [line(1, [0], aggregated=stage([0.0, best]))], rounds=1, method=name, clients=2).folder
+        for name, best in (("fedavg", 0.5), ("local", 0.7))
+    ]
+    text = shown(*folders)
+    assert bold(text, 3) == ["local: 35.0"]
+    assert bold(text, 4) == [], "the worst client has nothing under any method"
+
+
+def test_labels_in_running_text_stand_out(make: Make, tmp_path: Path) -> None:
+    for name in ("with-q-g-seed0", "plain-seed0"):
+        make(name, history(0.5), rounds=4)
+    (tmp_path / "table.json").write_text(json.dumps([{"label": "with q_g"}, {"label": "plain"}]))
+    assert "<b>with q_g</b>, 50.0 %, level with <b>plain</b>." in shown(tmp_path)
+
+
+# ---- a consortium
+
+
+def sites(make: Make, name: str = "first", rounds: list[dict[str, Any]] | None = None, **more: Any) -> Path:
+    """Three sites, of which the last was away in the end."""
+    lines = rounds or [*history(0.5)[:3], line(4, [0, 1], aggregated=stage([0.6, 0.8], None))]
+    result = make(
+        f"{name}",
+        lines,
+        clients=0,
+        rounds=len(lines),
+        dataset={"name": "ours", "size": 32},
+        eval={"pooled": "never"},
+        consortium={"clients": 3, "classes": ["cat", "dog"], "address": "127.0.0.1:9"},
+    )
+    told = [{"client": i, "name": f"site {i}", "n_train": 100 + i, "n_val": None, "n_test": 30} for i in range(3)]
+    content = {**result.numbers, "sites": told, "dataset": {"name": "ours", "fingerprint": "", "images": 0}, **more}
+    (result.folder / "result.json").write_text(json.dumps(content))
+    return result.folder
+
+
+def test_nobody_has_partitioned_a_consortium(make: Make) -> None:
+    folder = sites(make)
+    found = page_data.gather([folder])
+    text = shown(folder)
+    said = words(text)
+    assert "fedavg on ours, 3 sites" in said
+    assert "dirichlet" not in said.split("first.toml")[0]
+    assert "partition.png" not in said
+    assert "No partition.json" not in said
+    chart = page_charts.samples(found.groups[0], 0)
+    assert chart
+    rows = next(iter(chart.spec["datasets"].values()))
+    assert [row["n"] for row in rows if row["part"] == "train"] == [100, 101, 102]
+    assert "needs the sites with their own images" in said
+    assert "give the same numbers" not in said.replace("does not give the same numbers", "")
+    assert "promptfed flower submit" in said
+    assert "ours, 393 images" in said
+
+
+def test_means_over_fewer_clients_are_marked(make: Make) -> None:
+    folder = sites(make)
+    group = page_data.gather([folder]).groups[0]
+    last, mean, _ = KINDS
+    column = page_numbers.COLUMNS[0]
+    assert page_numbers.cell(group, column, last).why == "of 2 of 3 clients: the others were not evaluated"
+    assert "of fewer than all 3 clients in 1 of these 4" in page_numbers.cell(group, column, mean).why
+    said = words(shown(folder))
+    assert "70.0 %, mean over clients (of 2 of 3 clients: the others were not evaluated)" in said
+    assert "Not evaluated in the last round of fedavg: site 2." in said
+    assert "Some rounds are means over fewer clients" in said
+    (folder / "rounds.jsonl").unlink()
+    (folder / "result.json").write_text(
+        json.dumps(
+            {**json.loads((folder / "result.json").read_text()), "clients": {"aggregated": stage([0.6])["clients"]}}
+        )
+    )
+    assert "of 1 of 3 clients" in words(shown(folder)), "from result.json alone"
+
+
+def test_participants_are_not_everyone(make: Make) -> None:
+    scored = line(1, [0, 2], aggregated=stage([0.5] * 3), after_local=stage([0.6, 0.7], None, [0, 2]))
+    said = words(shown(make("a", [scored], rounds=1).folder))
+    assert "of 2 of 3 clients: the others did not take part in the round" in said
+    assert "were not evaluated" not in said
+
+
+def test_clients_that_come_later_are_not_missed(make: Make) -> None:
+    lines = [line(1, [0, 1], aggregated=stage([0.5, 0.6]), newcomers_aggregated=stage([0.4], None, [2]))]
+    folder = make("a", lines, rounds=1, join={"clients": [2]}).folder
+    assert "were not evaluated" not in shown(folder)
+
+
+# ---- privacy
+
+
+def test_privacy_is_told_with_what_it_does_not_cover(make: Make) -> None:
+    section = privacy.Privacy(clip=0.5, noise=4.0)
+    stated = privacy.statement(section, {0: 3, 1: 1}, 3, seeded=False)
+    private = sites(make, "private", history(0.5), privacy=stated)
+    said = words(shown(private))
+    sentence = privacy.sentence(stated).removeprefix("privacy: ")
+    assert said.count(f"Privacy: {sentence}.") == 2, "at the top and in its section"
+    for gap in privacy.NOT_COVERED:
+        assert gap in said
+    each = [stated["per_client"][str(i)]["epsilon"] for i in range(3)]
+    assert f"site 03{each[0]:.3g}site 11{each[1]:.3g}site 200" in said, "epsilon is not the same for all"
+
+    both = words(shown(private, sites(make, "open", history(0.6))))
+    assert f"fedavg · private{sentence}" in both
+    assert "fedavg · openno privacy" in both
+    assert "not alike in all rows" in both
+
+
+def test_privacy_without_noise_is_infinite(make: Make) -> None:
+    stated = privacy.statement(privacy.Privacy(clip=0.5), {0: 1}, 3, seeded=True)
+    said = words(shown(sites(make, "private", history(0.5), privacy=stated)))
+    assert "epsilon infinite (there is no noise)" in said
+    assert "site 01∞site 100" in said
+    assert "protects nobody" in said
+
+
+def test_without_privacy_nothing_is_said_of_it(make: Make) -> None:
+    assert "h-privacy" not in shown(make("a", history(0.5), rounds=4).folder)
+
+
+# ---- pictures
+
+
+def test_every_partition_is_shown_under_its_heading(make: Make) -> None:
+    folder = make("a", history(0.5), rounds=4).folder
+    for name, colour in (("partition.png", "blue"), ("partition-2.png", "red"), ("partition-free.png", "green")):
+        Image.new("RGB", (300, 200), colour).save(folder / name)
+    found = page_images.find(page_data.gather([folder]))
+    assert {one.path.name for one in found if one.kind == "partition"} == {"partition.png", "partition-2.png"}
+
+
+def test_pictures_are_made_smaller_before_one_is_left_out(tmp_path: Path) -> None:
+    pictures = []
+    for i in range(4):
+        path = tmp_path / f"{i}.png"
+        image = Image.effect_noise((1600, 900), 60)
+        image.save(path)
+        pictures.append(page_images.Picture(path, "noise", "picture"))
+    whole, _ = page_images.embed(pictures, 10**8)
+    least, colours = page_images._SIZES[-1]
+    small = [page_images._small(p, Image.open(p.path).convert("RGBA"), least, colours) for p in pictures]
+    drawn, problems = page_images.embed(pictures, sum(len(one.uri) for one in small))
+    assert [one.width for one in whole] == [page_images._SIZES[0][0]] * 4
+    assert [one.width for one in drawn] == [least] * 4
+    assert not problems
+    assert len(page_images.embed(pictures, 10)[0]) == 0
