@@ -339,6 +339,8 @@ def read(source: str | Path) -> Table:
     if path.suffix != ".toml" and not path.exists():
         known = presets()
         if str(source) not in known:
+            if str(source).split("+")[0] in {**methods.METHODS, **methods.ALIASES}:
+                raise UserError(f'"{source}" is a method, not a preset: method={source}')
             raise UserError(
                 f'"{source}" is neither a file nor a preset{nearest(str(source), known)} (presets: {", ".join(known)})'
             )

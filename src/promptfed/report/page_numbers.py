@@ -157,6 +157,8 @@ def _missing(group: Group, column: Column, kind: str) -> str:
             return "not scored for newcomers under this method and evaluation" if join else none
         return "the method has no common model"
     if kind not in metrics[stage]:
+        if column.key == "after" and kind in metrics.get("aggregated", {}):
+            return "each round was trained by other clients: rounds cannot be put together or chosen from"
         if kind == "chosen_on_validation":
             return "no client has validation data to choose a round by"
         return f"the last {LAST} rounds hold no evaluation"
