@@ -93,6 +93,7 @@ def test_private_parameters_survive_a_restart_and_a_new_run(secure, tmp_path):
 
 def test_a_node_that_is_not_admitted_is_refused(secure):
     stranger = secure.sites[2]
+    secure.nodes[2].end()
     known = {name: (stranger / name).read_bytes() for name in (certificates.KEY, certificates.PUBLIC)}
     for name in known:
         (stranger / name).unlink()
@@ -106,6 +107,7 @@ def test_a_node_that_is_not_admitted_is_refused(secure):
     finally:
         for name, content in known.items():
             (stranger / name).write_bytes(content)
+        secure.nodes[2] = secure.node(2)
 
 
 def test_the_port_serves_nodes_and_nobody_without_a_key(secure):

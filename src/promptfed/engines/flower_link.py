@@ -24,7 +24,7 @@ from typing import Any
 from .. import certificates
 from ..consortium import APP, DATABASE, TLS, read
 from ..errors import UserError
-from .flower_server import FOLDER
+from .flower_server import FOLDER, LINK
 
 # isort: split
 import httpx
@@ -98,7 +98,7 @@ def link(
     end = "" if insecure else f"; its certificate holds until {_checked(folder, [name, _ASKED])}"
     listeners = [_bound(address, int(port)) for address in _LISTEN[host]]
     os.umask(0o077)
-    os.environ |= {FOLDER: str(folder), "FLWR_HOME": str(folder / ".flwr")}
+    os.environ |= {FOLDER: str(folder), LINK: str(os.getpid()), "FLWR_HOME": str(folder / ".flwr")}
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's programs
     config = _config(folder, host, int(port), insecure)
     logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit asks all the time

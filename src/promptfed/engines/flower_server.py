@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+LINK = "PROMPTFED_LINK"  # the environment variable that has the number of the SuperLink's process
+_HANDOVER = 15.0  # seconds in which the process of a SuperLink that was killed must have let go of a run
 FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
 NODES = "nodes.json"  # which node is which client
 SIZES = "sizes.json"  # of a run: how many training samples each client has, by what it said
@@ -55,10 +59,26 @@ def main(grid: Grid, context: Context) -> None:
         record.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
         return clients
 
+    threading.Thread(target=_end_with, args=(int(os.environ.get(LINK, "0")),), daemon=True).start()
+    until = time.monotonic() + _HANDOVER
+    while True:
+        try:
+            api.execute(config, path, resume=True, view=Log(), engine=engine)
+            return
+        except record.Busy:
+            if time.monotonic() > until:
+                raise UserError(f'run "{path.name}" is under way already') from None
+            time.sleep(0.5)
+
+
+def _end_with(link: int) -> None:
+    """Ends this process when the SuperLink's has ended: it would hold the run's folder, and nobody hears it any more."""
     try:
-        api.execute(config, path, resume=True, view=Log(), engine=engine)
-    except record.Busy:
-        raise UserError(f'run "{path.name}" is under way already') from None
+        while link:
+            os.kill(link, 0)  # which only asks whether it is there
+            time.sleep(0.5)
+    except ProcessLookupError:
+        os._exit(1)
 
 
 def agreed(folder: Path, run: Path) -> C.Config:
