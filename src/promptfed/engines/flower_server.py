@@ -72,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _end_with(link: int) -> None:
-    """Ends this process when the SuperLink's has ended: it would hold the run's folder, and nobody hears it any more."""
+    """Ends this process when the SuperLink's has ended: it would hold the run's folder, and nobody hears it."""
     try:
         while link:
             os.kill(link, 0)  # which only asks whether it is there
