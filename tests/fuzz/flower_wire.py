@@ -49,6 +49,7 @@ _SCORE = {"n": 3, "loss": 0.5, "tp": [1, 0], "fp": [0, 1], "fn": [1, 0]}
 _TO = {"clients": [0], "blob": [0], "once": [{"set": DIGEST}], "new": {DIGEST: 1}}
 REQUESTS: list[tuple[dict[str, Any], list[bytes]]] = [
     ({"ask": "identify"}, []),
+    ({"ask": "identify", "fingerprint": {"seed": DIGEST}}, []),
     ({"ask": "enroll", **_TO}, [b"", BLOB]),
     ({"ask": "train", "round": 3, "score": True, **_TO}, [BLOB, BLOB]),
     ({"ask": "settle", "round": 3, **_TO}, [BLOB, b""]),
