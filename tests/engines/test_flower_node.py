@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,22 @@ def test_a_certificate_that_does_not_do_is_told_in_words(line, fault):
 def test_a_site_that_is_not_admitted_is_told_apart():
     node, _ = heard("ERROR :     Exit Code: 305", "[code: 2004] Failed to activate SuperNode.")
     assert (node.refused, node.fault) == (True, "")
+
+
+def test_refusals_are_counted_from_the_first_and_not_from_the_start(place, monkeypatch):
+    """A busy server may take minutes to answer at all, and then for a moment refuse whom it takes for connected."""
+    now, said, turns = [0.0], [], iter([(500.0, True), (30.0, True), (30.0, True), (60.0, True)])
+
+    def attend(*_):
+        seconds, refused = next(turns)
+        now[0] += seconds
+        return SimpleNamespace(connected=False, refused=refused, fault=""), 1
+
+    monkeypatch.setattr(flower_node, "_attend", attend)
+    monkeypatch.setattr(flower_node, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    with pytest.raises(UserError, match="its key is not admitted"):
+        flower_node._keep_up(place, None, False, said.append)
+    assert len(said) == 3
 
 
 def test_one_node_at_a_time_has_a_sites_folder(place):

@@ -71,10 +71,10 @@ def run(place: Place, insecure: bool = False, said: Callable[[str], None] = part
 
 def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
     """For a minute Flower takes a node that was killed for one that is there, and refuses it a second time."""
-    until = time.monotonic() + _GHOST
+    until: float | None = None  # of refusals, from the first on: to connect may have taken long
     while True:
         node, code = _attend(place, app, insecure, said)
-        if node.connected:
+        if until is None or node.connected:
             until = time.monotonic() + _GHOST
         if node.fault:
             raise UserError(node.fault)
