@@ -87,7 +87,7 @@ def outcome(name: str, settings: dict, folder: Path) -> dict:
     return {
         "parameters": hashlib.sha256(b"".join(digests)).hexdigest(),
         "metrics": hashlib.sha256(text.encode()).hexdigest(),
-        "norm": float(sum(p.square().sum() for p in floats)) ** 0.5,
+        "norm": float(f"{float(sum(p.square().sum() for p in floats)) ** 0.5:.6g}"),
         "local": numbers["aggregated"]["local"]["weighted"],
         "loss": numbers["aggregated"]["loss"],
     }
