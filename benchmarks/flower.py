@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 import promptfed
-from promptfed import record
+from promptfed.runs import record
 
 ROUNDS = 4
 IMAGES = 20  # of a client: 14 to train on, 2 to validate, 4 to test

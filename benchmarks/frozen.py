@@ -214,7 +214,7 @@ def prefix(pairs: int) -> None:
         return {i: chosen[:, None] for i, chosen in zip(GROUPED, prompts[:, group], strict=True)}
 
     def ours() -> tuple[Tensor, Tensor]:
-        h = model.encode(w, cached, grouped(), "stay", start=GROUPED[0], read=pooled)
+        h = model.encode(w, cached, grouped(), "stay", start=GROUPED[0], first_tokens=pooled)
         return gradient(model.classify(w, model.norm(w, h).mean(dim=1)), y, prompts)
 
     def plain() -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from promptfed import FedAvg, models
-from promptfed.client import Samples, Work, train
 from promptfed.seeding import rng
+from promptfed.training import Samples, Work, train
 
 N, BATCH, LR = 320, 16, 0.005
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from promptfed.client import Trained, Work, train
 from promptfed.method import Method
 from promptfed.models import Model
+from promptfed.training import Trained, Work, train
 from tiny import BODY, HEAD, ROUND, SEED, linear, near, samples
 
 MODEL = linear()

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from promptfed import build
-from promptfed import config as C
-from promptfed import consortium as consortia
-from promptfed.sites import AGREED, SETTINGS
+from promptfed.flower import consortium as consortia
+from promptfed.flower.site import AGREED, SETTINGS
+from promptfed.runs import build
+from promptfed.runs import config as C
 
 NAMES = ("blue sky", "fire", "grass", "sand")
 COLOURS = ((40, 80, 200), (220, 60, 20), (40, 160, 60), (210, 190, 120))

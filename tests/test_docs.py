@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import promptfed
-from promptfed import config as C
 from promptfed import methods
-from promptfed.cli import app
+from promptfed.cli.main import app
 from promptfed.data import PARTITIONS
+from promptfed.runs import config as C
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -89,7 +89,7 @@ def test_commands_and_files_that_are_named_exist(name):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_configurations_that_are_shown_are_valid(name, tmp_path):
-    from promptfed.comparison import plan, rows, without_compare
+    from promptfed.runs.comparison import plan, rows, without_compare
 
     for text in blocks(name, "toml"):
         (tmp_path / "shown.toml").write_text(text)
@@ -146,7 +146,7 @@ def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)
 def test_experiments_are_valid(path, tmp_path):
-    from promptfed.comparison import plan, rows, without_compare
+    from promptfed.runs.comparison import plan, rows, without_compare
 
     table = C.read(path)
     assert plan([without_compare(table)], rows(table["compare"]), tmp_path)

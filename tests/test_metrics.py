@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from promptfed.client import Score
-from promptfed.engines.base import Scores
-from promptfed.metrics import average, clustering, per_client, summary
+from promptfed.clients.base import Scores
+from promptfed.scoring import average, clustering, per_client, summary
+from promptfed.training import Score
 
 
 def score(labels: list[int], predictions: list[int], loss: float = 0.0, classes: int = 3) -> Score:

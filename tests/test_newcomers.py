@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 import promptfed
-from promptfed import config as C
 from promptfed import methods, models
+from promptfed.clients.host import Message
+from promptfed.clients.wire import unpack
 from promptfed.errors import UserError
-from promptfed.host import Message
 from promptfed.method import Batch, Context, Holdings, Method, State, Update
 from promptfed.models import Model
 from promptfed.params import Params
+from promptfed.runs import config as C
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, tiny_federation
-from promptfed.wire import unpack
 
 SMALL: dict[str, Any] = {
     "dataset": {"name": "digits", "limit": 200},
@@ -154,10 +154,10 @@ class Chatty(Method):
         assert all(u.stats["large"] == torch.arange(100_000.0).sum() for u in updates)
         return super().aggregate(state, updates)
 
-    def exchange(self, state: State, updates: list[Update]) -> dict[int, Params]:
+    def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
         return {u.client: {"number": torch.tensor(float(u.client))} for u in updates if u.client != 1}
 
-    def settle(self, received: Params, private: Params) -> Params:
+    def receive_second(self, received: Params, private: Params) -> Params:
         return {**private, "settled": received["number"]}
 
 

@@ -10,15 +10,16 @@ from scipy.optimize import brentq
 from scipy.stats import kstest, norm
 
 import promptfed
-from promptfed import UserError, build, methods, models
-from promptfed import config as C
-from promptfed.host import read_message
+from promptfed import UserError, methods, models
+from promptfed.clients.host import read_message
+from promptfed.clients.wire import pack, unpack
 from promptfed.method import FedAvg
 from promptfed.methods import ALIASES, METHODS
 from promptfed.privacy import NOT_COVERED, Privacy, answers, epsilon, sentence, statement
-from promptfed.record import Folder, View
+from promptfed.runs import build
+from promptfed.runs import config as C
+from promptfed.runs.record import Folder, View
 from promptfed.testing import NAMES, Case, begun, equal, tiny_federation
-from promptfed.wire import pack, unpack
 from tiny import toy_host
 
 COVERED = {
@@ -403,7 +404,7 @@ def test_updates_whose_shape_depends_on_the_data_are_refused(tmp_path):
 
 def test_nodes_of_flower_must_agree_on_it(tmp_path):
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
-    from promptfed.engines.flower_client import fingerprint
+    from promptfed.flower.app import fingerprint
 
     data, model = tiny_federation(tmp_path).dataset, models.build("cnn", (3, 16, 16), 4, 5, NAMES)
     off, also_off, on, other = (

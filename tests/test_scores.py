@@ -5,9 +5,9 @@ import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
 from client_blocks import MODEL
-from promptfed import client as client_module
-from promptfed.client import Score, Work, evaluate
+from promptfed import training as client_module
 from promptfed.methods import create
+from promptfed.training import Score, Work, evaluate
 from tiny import CLASSES, arrays, linear, numbers, samples
 
 

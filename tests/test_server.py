@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.client import Score
-from promptfed.engines.base import Clients, Scores
+from promptfed.clients.base import Clients, Scores
 from promptfed.errors import UserError
 from promptfed.method import FedAvg, Method, State, Update
 from promptfed.methods import create
 from promptfed.params import Params
 from promptfed.server import Line, Plan, Recorder, run, sample, screen
+from promptfed.training import Score
 from tiny import linear
 
 MODEL = linear()

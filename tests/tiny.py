@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.client import Samples, Work
-from promptfed.host import Host
+from promptfed.clients.host import Host
+from promptfed.clients.store import Store
 from promptfed.method import Method
 from promptfed.methods import METHODS
 from promptfed.models import Model
 from promptfed.params import Params
 from promptfed.seeding import rng
-from promptfed.store import Store
+from promptfed.training import Samples, Work
 
 torch.set_num_threads(1)
 

@@ -20,11 +20,13 @@ from sphinx.util.docutils import SphinxDirective
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from promptfed import catalog, config, methods
+from promptfed import methods
 from promptfed.analysis import ANALYSES
-from promptfed.cli import app as commands
+from promptfed.cli import catalog
+from promptfed.cli.main import app as commands
 from promptfed.data import PARTITIONS
 from promptfed.method import Method
+from promptfed.runs import config
 
 Fields = Mapping[str, FieldInfo]
 

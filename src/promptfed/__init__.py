@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from . import lazy
+from .cli import lazy
 
 if TYPE_CHECKING:
-    from .api import Result, run
-    from .comparison import compare
     from .data import Dataset, DatasetConfig, Federation, Partition, federate
     from .data import load as load_dataset
     from .errors import UserError
     from .method import Batch, Context, FedAvg, Method, Phase, State, Update
     from .models import Model
     from .params import Params
+    from .runs.api import Result, run
+    from .runs.comparison import compare
     from .serving import Predictions, Predictor, export, load
     from .serving.joining import join
     from .tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
@@ -20,8 +20,8 @@ else:
     __getattr__ = lazy.names(
         __name__,
         {
-            **dict.fromkeys(("Result", "run"), ".api"),
-            "compare": ".comparison",
+            **dict.fromkeys(("Result", "run"), ".runs.api"),
+            "compare": ".runs.comparison",
             **dict.fromkeys(("Dataset", "DatasetConfig", "Federation", "Partition", "federate"), ".data"),
             "load_dataset": ".data:load",
             "UserError": ".errors",

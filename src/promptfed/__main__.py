@@ -2,14 +2,14 @@
 
 import sys
 
-from . import interrupts
+from .cli import interrupts
 
 
 def main() -> None:
     with interrupts.at_once():
-        from . import cli
+        from .cli import main as command
     try:
-        cli.main()
+        command.main()
     except KeyboardInterrupt:
         sys.exit(interrupts.CODE)
 

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     y: Tensor  # (B,)
     weight: Tensor | None  # (B,) 1 for a sample, 0 for padding; None where all are samples
     noise: Tensor  # (2,) uniform numbers of this batch, for tunings that draw
-    extra: Params  # what prepare() gave for these samples
+    extra: Params  # what sample_constants() gave for these samples
     # What the tuning's frozen() gave for them; x is empty (B, 0) then.
     frozen: Params = {}  # noqa: RUF012 - never written to
     tokens: Tensor | None = None  # (T, width), set by a token prompt for the tuning that it wraps
@@ -88,7 +88,7 @@ class Context:
     phase: Phase
     n: Tensor  # () number of training samples
     label_counts: Tensor  # (classes,) of the training samples
-    reference: Params = field(default_factory=dict)  # what refer() gave for this phase
+    reference: Params = field(default_factory=dict)  # what client_constants() gave for this phase
     stats: Params = field(default_factory=dict)  # summed so far in this round; nothing before the first step
     # What was sent `once` and kept by the client. In a loss it must be the same for all clients: a block shares it.
     once: Params = field(default_factory=dict)
@@ -204,11 +204,11 @@ class Method(BaseModel):
         known = {**init, **private, **down}
         return {name: known[name] for name in init}
 
-    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+    def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         """Values of each sample that stay the same during a phase, (B, ...) each: found again in batch.extra."""
         return {}
 
-    def refer(self, model: Model, params: Params, ctx: Context) -> Params:
+    def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
         """Values of the client, not of a sample, that stay the same during a phase: found again in ctx.reference."""
         return {}
 
@@ -262,8 +262,8 @@ class Method(BaseModel):
         has; what it kept under other names before stays."""
         return {}
 
-    def settle(self, received: Params, private: Params) -> Params:
-        """The answer to exchange(): all that the client keeps to itself from now on, given what it kept."""
+    def receive_second(self, received: Params, private: Params) -> Params:
+        """The answer to send_second(): all that the client keeps to itself from now on, given what it kept."""
         return private
 
     def secrets(self) -> Params:
@@ -290,15 +290,15 @@ class Method(BaseModel):
 
     def unusable(self, state: State, update: Update) -> str:
         """Why an update's stats cannot be aggregated; empty if they can. They may come from a stranger: whatever
-        aggregate() and exchange() rely on is looked at here. Parameters have been."""
+        aggregate() and send_second() rely on is looked at here. Parameters have been."""
         return ""
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Mean of what the clients sent, weighted by their numbers of samples."""
         return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
 
-    def exchange(self, state: State, updates: list[Update]) -> dict[int, Params]:
-        """After aggregation: a second message to some of the round's clients, for their settle()."""
+    def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
+        """After aggregation: a second message to some of the round's clients, for their receive_second()."""
         return {}
 
     def common(self, state: State) -> Params | None:
@@ -325,7 +325,7 @@ class FedAvg(Method):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
 
-def apart(down: Params) -> tuple[Params, Params]:
+def split_once(down: Params) -> tuple[Params, Params]:
     """What a client receives: what is sent every time, and what travels once, without the prefix."""
     once = {name.removeprefix(ONCE): p for name, p in down.items() if name.startswith(ONCE)}
     return {name: p for name, p in down.items() if not name.startswith(ONCE)}, once

@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from . import metrics
 from . import params as P
-from .engines.base import Clients, Notice, Scores
+from . import scoring
+from .clients.base import Clients, Notice, Scores
 from .errors import UserError
-from .method import Method, State, Update, apart
+from .method import Method, State, Update, split_once
 from .models import Model
 from .params import Params
 from .seeding import rng
@@ -52,7 +52,7 @@ class Recorder(Protocol):
 
     def begin(self, round: int, clients: Sequence[int]) -> None: ...
 
-    def heard(self, notice: Notice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         """Of a client, within a round or before the first. May come from any thread."""
         return
 
@@ -61,7 +61,7 @@ class Recorder(Protocol):
 
 
 def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan, recorder: Recorder) -> State:
-    clients.watch(recorder.heard)
+    clients.watch(recorder.on_notice)
     restored = recorder.restore()
     if restored:
         done, state = restored
@@ -87,12 +87,12 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
             made = checked(method, "aggregate", method.aggregate(state, used))
             if P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
                 state = made
-                second = method.exchange(state, used)
+                second = method.send_second(state, used)
             else:  # each was finite, and what was made of them is not: the round is as if nobody had answered
                 second = {}
                 line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
             if second:
-                line["bytes"]["down"] += sum(clients.settle(second, round).values())
+                line["bytes"]["down"] += sum(clients.send_second(second, round).values())
                 line["bytes"]["parameters_down"] += sum(map(P.numel, second.values()))
         line["seconds"] = {"train": time.perf_counter() - begun}
         if due:
@@ -192,14 +192,14 @@ def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: S
             "down": sum(u.bytes_down for u in used),
             "parameters_up": sum(P.numel(u.up) for u in used),
             # Of what travels once the bytes tell: this counts what is sent again every round.
-            "parameters_down": sum(P.numel(apart(u.sent)[0]) for u in used),
+            "parameters_down": sum(P.numel(split_once(u.sent)[0]) for u in used),
         },
     }
 
 
 def _evaluated(scores: Sequence[Scores], model: Model, one_model: bool) -> dict[str, Any]:
     return {
-        "summary": metrics.summary(scores, model.classes, one_model),
+        "summary": scoring.summary(scores, model.classes, one_model),
         "passes": sum(s.passes for s in scores),
-        "clients": metrics.per_client(scores),
+        "clients": scoring.per_client(scores),
     }

@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import config as C
 from . import methods, models
 from . import params as P
-from .client import Work, train
+from .clients.base import Clients
+from .clients.host import Host, Message, read_message
+from .clients.local import LocalClients
+from .clients.store import Store
+from .clients.wire import unpack
 from .data import Dataset, Federation, Site
-from .engines.base import Clients
-from .engines.local import LocalClients
 from .errors import UserError
-from .host import Host, Message, read_message
-from .method import Method, State, apart
+from .method import Method, State, split_once
 from .models import Model
 from .params import Params
+from .runs import config as C
 from .server import Line, Plan, Recorder, run
-from .store import Store
-from .wire import unpack
+from .training import Work, train
 
 SIZES = (13, 7, 10, 1, 6)  # training samples: unequal, one client with a single one
 NAMES = ("circle", "square", "star", "ring")
@@ -223,7 +223,7 @@ def begun(case: Case) -> State:
 
 def first_work(case: Case, host: Host, state: State, client: int) -> Work:
     """The client at the start of round 1, with what was sent once at hand."""
-    always, once = apart(case.method.down(state, client))
+    always, once = split_once(case.method.down(state, client))
     work = host.work(client, always, 1)
     work.once = once
     return work

@@ -65,7 +65,7 @@ class Tuning(BaseModel):
         """What frozen() gives, such that two things of one name are equal; empty if it gives nothing."""
         return ""
 
-    def unfrozen(self, model: Model) -> str:
+    def why_not_cached(self, model: Model) -> str:
         """Why nothing is computed once, where frozen_name() is empty."""
         return "all weights are trained"
 
@@ -167,7 +167,7 @@ class Tokens(Tuning):
         first = min(self.at(model))
         return f"input of layer {first}" if first else ""  # in front of the first layer there is nothing to save
 
-    def unfrozen(self, model: Model) -> str:
+    def why_not_cached(self, model: Model) -> str:
         return "tokens enter the first layer"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
@@ -181,7 +181,7 @@ class Tokens(Tuning):
         start = min(prompts) if batch.frozen else 0
         if batch.tokens is not None:  # a private prompt around this one; it enters in front
             prompts[0] = torch.cat([batch.tokens, prompts[0]]) if 0 in prompts else batch.tokens
-        h = model.encode(model.weights, h, prompts, self.mode, start=start, read=1)
+        h = model.encode(model.weights, h, prompts, self.mode, start=start, first_tokens=1)
         return model.norm(model.weights, h[:, 0])
 
 
@@ -283,8 +283,8 @@ class Wrapper(Tuning):
     def frozen_name(self, model: Model) -> str:
         return self.inner.frozen_name(model)
 
-    def unfrozen(self, model: Model) -> str:
-        return self.inner.unfrozen(model)
+    def why_not_cached(self, model: Model) -> str:
+        return self.inner.why_not_cached(model)
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         return self.inner.frozen(model, x)
@@ -306,7 +306,7 @@ class PrivatePrompt(Wrapper):
     def frozen_name(self, model: Model) -> str:
         return ""
 
-    def unfrozen(self, model: Model) -> str:
+    def why_not_cached(self, model: Model) -> str:
         return "a prompt changes what enters the model"
 
     def init(self, model: Model, seed: int) -> Params:

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from promptfed import UserError
 from promptfed.analysis import ANALYSES, make
-from promptfed.analysis.command import analyse
 from promptfed.analysis.opened import Opened
-from promptfed.client import context
+from promptfed.cli.analyse import analyse
 from promptfed.method import Phase
+from promptfed.training import context
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from analysed import columns, cos, made
 from promptfed.analysis import Options
 from promptfed.analysis.colours import pure
 from promptfed.analysis.opened import Opened
-from promptfed.frozen import normalisation
+from promptfed.clients.frozen import normalisation
 
 
 def test_pure_colours():

@@ -8,10 +8,10 @@ import pytest
 from analysed import made
 
 from promptfed import UserError
-from promptfed import config as C
 from promptfed.analysis import Options, compared, make
-from promptfed.analysis.command import analyse
 from promptfed.analysis.opened import Comparison
+from promptfed.cli.analyse import analyse
+from promptfed.runs import config as C
 
 
 def comparison(out: Path) -> Path:

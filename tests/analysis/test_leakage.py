@@ -8,11 +8,11 @@ import pytest
 import torch
 from analysed import columns, cos, made
 
-from promptfed import build
-from promptfed import config as C
 from promptfed.analysis.leakage import inferred
 from promptfed.analysis.opened import Opened
-from promptfed.wire import unpack
+from promptfed.clients.wire import unpack
+from promptfed.runs import build
+from promptfed.runs import config as C
 
 
 def uploads(folder: Path, out: Path) -> dict[int, dict[str, torch.Tensor]]:

@@ -11,8 +11,8 @@ import torch
 from promptfed import UserError
 from promptfed.analysis import Options
 from promptfed.analysis.opened import Bare, Opened, cosine, some, unprompted
-from promptfed.client import evaluate
 from promptfed.methods import create
+from promptfed.training import evaluate
 from promptfed.tuning import Full, HeadOnly, PixelPrompt
 
 

@@ -23,12 +23,12 @@ from typing import Any
 if __name__ == "__main__":
     import atheris
 
-    with atheris.instrument_imports(include=["promptfed.engines.flower_wire", "promptfed.wire"]):
-        import promptfed.engines.flower_wire as wire
-        from promptfed.wire import pack
+    with atheris.instrument_imports(include=["promptfed.flower.wire", "promptfed.clients.wire"]):
+        import promptfed.flower.wire as wire
+        from promptfed.clients.wire import pack
 else:
-    import promptfed.engines.flower_wire as wire
-    from promptfed.wire import pack
+    import promptfed.flower.wire as wire
+    from promptfed.clients.wire import pack
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -52,7 +52,7 @@ REQUESTS: list[tuple[dict[str, Any], list[bytes]]] = [
     ({"ask": "identify", "fingerprint": {"seed": DIGEST}}, []),
     ({"ask": "enroll", **_TO}, [b"", BLOB]),
     ({"ask": "train", "round": 3, "score": True, **_TO}, [BLOB, BLOB]),
-    ({"ask": "settle", "round": 3, **_TO}, [BLOB, b""]),
+    ({"ask": "second", "round": 3, **_TO}, [BLOB, b""]),
     ({"ask": "evaluate", "round": 4, "pooled": True, "after_local": False, **_TO}, [BLOB, BLOB]),
 ]
 ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
@@ -64,7 +64,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
         {"clients": [{"client": 0, "n": 7, "passes": 14, "after_local": {"val": _SCORE, "test": _SCORE}}]},
         [b""],
     ),
-    ("settle", {}, []),
+    ("second", {}, []),
     (
         "evaluate",
         {"clients": [{"client": 0, "passes": 0, "val": _SCORE, "test": _SCORE, "global": _SCORE, "groups": [[1, 2]]}]},

@@ -9,7 +9,7 @@ import time
 
 import flower_wire as fuzz
 
-from promptfed.engines.flower_wire import LIMITS
+from promptfed.flower.wire import LIMITS
 
 EVALUATE = 1 + 3 * fuzz.ASKS.index("evaluate")
 REQUEST, BLOB = 0, 2

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from promptfed.client import Trained, Work, train
 from promptfed.method import Batch, Context, Method
 from promptfed.params import Params
+from promptfed.training import Trained, Work, train
 from tiny import BODY, CLASSES, HEAD, IMAGE, ROUND, SEED, Numbers, features, gradients, linear, samples, softmax
 
 MODEL = linear()

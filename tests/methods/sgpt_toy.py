@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.client import Samples, Trained, Work, train
 from promptfed.method import Batch, Context, Method, Phase
 from promptfed.methods import create
 from promptfed.methods.sgpt import Sgpt
 from promptfed.models.vit import vit
 from promptfed.params import Params
+from promptfed.training import Samples, Trained, Work, train
 from tiny import CLIENT, ROUND, SEED, near, samples
 
 NAME = "promptfed.methods.sgpt:Sgpt"

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from promptfed import models
-from promptfed.client import Samples, Work, train
 from promptfed.errors import UserError
 from promptfed.method import Batch, Context, Phase, Update
 from promptfed.methods import create
 from promptfed.models.clip import CLIP
 from promptfed.params import Params, numel
 from promptfed.testing import check_method
+from promptfed.training import Samples, Work, train
 
 NAMES = ("circle", "square", "star")
 MODEL = models.build("clip-mini", (3, 32, 32), 3, 0, NAMES)
@@ -89,8 +89,8 @@ def test_atpfl_adds_both_contrasts_to_cross_entropy(mu: float, temperature: floa
     params, received, previous = near(init, 1), near(init, 2), near(init, 3)
     x, y = images(4), [0, 1, 2, 0]
     ctx = context(received, previous)
-    reference = method.refer(MODEL, params, ctx)
-    extra = method.prepare(MODEL, params, batch_of(x, y), ctx)
+    reference = method.client_constants(MODEL, params, ctx)
+    extra = method.sample_constants(MODEL, params, batch_of(x, y), ctx)
     loss, _ = method.loss(MODEL, params, batch_of(x, y, extra=extra), context(received, previous, reference))
 
     (image, text), at_global, at_own = both(params, x), both(received, x), both(previous, x)
@@ -107,8 +107,8 @@ def test_in_the_first_round_the_contrast_has_no_direction() -> None:
     init = method.tuning.init(MODEL, 0)
     ctx = context(init, init)
     x, y = images(3), [0, 1, 2]
-    batch = batch_of(x, y, extra=method.prepare(MODEL, init, batch_of(x, y), ctx))
-    ctx = context(init, init, method.refer(MODEL, init, ctx))
+    batch = batch_of(x, y, extra=method.sample_constants(MODEL, init, batch_of(x, y), ctx))
+    ctx = context(init, init, method.client_constants(MODEL, init, ctx))
     params = near(init, 1)
     loss, without = method.loss(MODEL, params, batch, ctx)[0], plain.loss(MODEL, params, batch, ctx)[0]
     assert float(loss - without) == pytest.approx(2 * math.log(2), abs=1e-4)

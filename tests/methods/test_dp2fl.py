@@ -10,8 +10,8 @@ import pytest
 import torch
 from dp2fl_toy import MODEL, SIZES, method_of, toy_state, toy_updates
 
+from promptfed.clients.host import Message, read_message
 from promptfed.errors import UserError
-from promptfed.host import Message, read_message
 from promptfed.method import Update
 from promptfed.methods import create
 from promptfed.methods.dp2fl import Coupled, Dp2fl

@@ -11,14 +11,14 @@ from dp2fl_toy import CTX, MODEL, SIZES, batch_of, method_of, toy_state
 from nacl.public import PrivateKey, SealedBox
 from torch.nn import functional as F
 
-from promptfed.engines.local import LocalClients
-from promptfed.host import Message, read_message
+from promptfed.clients.host import Message, read_message
+from promptfed.clients.local import LocalClients
+from promptfed.clients.wire import unpack
 from promptfed.method import State, Update
 from promptfed.methods.dp2fl import Dp2fl
 from promptfed.params import Params
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, tiny_federation
-from promptfed.wire import unpack
 
 BLIND = 4  # has no validation data
 HOLDERS = (0, 1, 2, 3)
@@ -159,7 +159,7 @@ def test_sealed_messages_to_clients_name_no_owner(runs: dict[str, Recorded]) -> 
             names = {name for name in params if not name.startswith("set.")}
             assert names in (set(), set(made.init))
             assert {name.split(".")[1] for name in params if name.startswith("set.")} <= keys
-    settled = sent_to_clients(made, "settle")
+    settled = sent_to_clients(made, "second")
     assert len(settled) == 2 * len(HOLDERS)
     maps = {name for name in made.init if name.startswith("map.")}
     expected = {f"{i}.{name}" for i in range(len(SIZES)) for name in (*maps, "sealed")}
@@ -193,7 +193,7 @@ def test_sealed_messages_do_not_change_when_clients_change_numbers() -> None:
         for j in sorted(number, key=lambda j: number[j]):
             state = method.admit(state, number[j], hellos[j], 0)
         updates = sorted((Update(number[j], {}, ups[j], 1, stats[j]) for j in range(3)), key=lambda u: u.client)
-        second = method.exchange(state, updates)
+        second = method.send_second(state, updates)
         payloads.append([(method.down(state, number[j]), second[number[j]]) for j in range(3)])
     for one, other in zip(*payloads, strict=True):
         for a, b in zip(one, other, strict=True):
@@ -225,7 +225,7 @@ def test_single_losses_leave_evaluators_only_sealed(runs: dict[str, Recorded]) -
         if note["ask"] == "train"
         for blob in blobs
     ]
-    settled = [blob for note, blobs in made.asked if note["ask"] == "settle" for blob in blobs]
+    settled = [blob for note, blobs in made.asked if note["ask"] == "second" for blob in blobs]
     assert trained
     assert settled
     for loss in losses.values():
@@ -299,7 +299,7 @@ def test_a_box_that_does_not_open_is_discarded() -> None:
         received |= {f"{i}.{n}": p + i + 1 for i in range(2) for n, p in maps.items()}
         loss = torch.frombuffer(bytearray(struct.pack("<d", 1.0)), dtype=torch.uint8)
         before = {f"before.{n}": p for n, p in maps.items()}
-        return method.settle(received, {**secret, **before, "before.loss": loss})
+        return method.receive_second(received, {**secret, **before, "before.loss": loss})
 
     for broken in (bytes(56), b"short", SealedBox(key).encrypt(b"no number")):
         own = settled(broken)
@@ -316,7 +316,7 @@ def test_a_client_that_has_lost_its_key_goes_on_from_the_global_prompt() -> None
     once = {name.removeprefix("once."): p for name, p in down.items() if name.startswith("once.")}
     ctx = replace(CTX, down=down, once=once)
     assert method.keep(MODEL, params, ctx) == {}
-    assert method.settle({"0.sealed": torch.zeros(56, dtype=torch.uint8)}, {}) == {}
+    assert method.receive_second({"0.sealed": torch.zeros(56, dtype=torch.uint8)}, {}) == {}
 
 
 def test_the_common_model_is_not_the_clients_own() -> None:

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.client import Trained, Work, train
+from promptfed.clients.host import read_message
 from promptfed.errors import UserError
-from promptfed.host import read_message
 from promptfed.method import Batch, Context, Phase, Update
 from promptfed.methods import create
 from promptfed.methods.fedem import FedEm, Mixture
 from promptfed.params import Params
 from promptfed.testing import check_method
+from promptfed.training import Trained, Work, train
 from promptfed.tuning import Full, TextContext, Tokens
 from tiny import (
     CLASSES,
@@ -137,7 +137,7 @@ def test_predictions_are_the_mixture_of_what_the_components_say() -> None:
 def test_the_e_step_is_bayes_rule() -> None:
     method = em()
     p = some(method)
-    q = method.prepare(MODEL, p, whole(), context())["q"].numpy()
+    q = method.sample_constants(MODEL, p, whole(), context())["q"].numpy()
     expected = responsibility(numbers(p), *arrays(samples(6, 1)))
     np.testing.assert_allclose(q, expected, atol=1e-5)
     assert np.ptp(expected, axis=0).max() > 0.3
@@ -176,7 +176,7 @@ def test_one_component_is_fedavg() -> None:
 def test_padding_counts_for_nothing() -> None:
     method = em()
     p = some(method)
-    q = method.prepare(MODEL, p, whole(), context())
+    q = method.sample_constants(MODEL, p, whole(), context())
     padded = whole(weight=torch.tensor([1.0, 1, 1, 1, 0, 0]), extra=q)
     short = Batch(padded.x[:4], padded.y[:4], None, padded.noise, {"q": q["q"][:4]})
     (a, counted), (b, expected) = (method.loss(MODEL, p, batch, context()) for batch in (padded, short))
@@ -202,7 +202,7 @@ def test_a_component_without_weight_does_no_harm() -> None:
     logits = method.tuning.logits(MODEL, p, whole(), context())
     alone = np.log(probability(part(numbers(p), 0), arrays(samples(6, 1))[0]))
     np.testing.assert_allclose(logits.numpy(), alone, atol=1e-5)
-    assert method.prepare(MODEL, p, whole(), context())["q"].isfinite().all()
+    assert method.sample_constants(MODEL, p, whole(), context())["q"].isfinite().all()
 
 
 def test_without_training_pi_stays() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.func import vmap
 
-from promptfed.client import Samples, chunks, train
 from promptfed.errors import UserError
 from promptfed.method import Batch, Context, Holdings, Phase
 from promptfed.methods import create
@@ -15,6 +14,7 @@ from promptfed.methods.fedmix import FedMix
 from promptfed.models.vit import vit
 from promptfed.params import Params
 from promptfed.testing import check_method
+from promptfed.training import Samples, chunks, train
 from tiny import (
     CLASSES,
     IMAGE,
@@ -175,7 +175,7 @@ def holdings(data: Samples) -> Holdings:
 
 @pytest.mark.parametrize(("size", "groups"), [(0, 1), (3, 3), (5, 2), (9, 1), (50, 1), (10, 1)])
 def test_a_client_sends_means_of_at_least_so_many_images(size: int, groups: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr("promptfed.client.CHUNK", 4)  # means go over the ends of chunks
+    monkeypatch.setattr("promptfed.training.CHUNK", 4)  # means go over the ends of chunks
     data = samples(10, 2)
     hello = mixed(mean_size=size).enroll(MODEL, MODEL.weights, holdings(data))
     x, y = arrays(data)

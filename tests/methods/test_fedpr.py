@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.client import Trained, Work, chunks, train
 from promptfed.errors import UserError
 from promptfed.method import Context, Phase, Update
 from promptfed.methods import create
@@ -15,6 +14,7 @@ from promptfed.methods.fedpr import FedPr
 from promptfed.models.vit import vit
 from promptfed.params import Params
 from promptfed.testing import check_method
+from promptfed.training import Trained, Work, chunks, train
 from tiny import (
     CLASSES,
     ROUND,

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.client import train
 from promptfed.errors import UserError
 from promptfed.method import Batch, Context, Phase
 from promptfed.methods import create
 from promptfed.methods.fedrod import FedRod, TwoHeads
 from promptfed.params import Params
 from promptfed.testing import check_method
+from promptfed.training import train
 from tiny import (
     CLASSES,
     ROUND,

@@ -3,8 +3,8 @@
 import pytest
 from by_hand import COMMON, LR, MODEL, PROMPT, WEIGHTS, B, N, at, initial, prompted
 
-from promptfed.client import train
 from promptfed.methods import create
+from promptfed.training import train
 from tiny import ROUND, SEED, descend, numbers, plan, same, work
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, context, contrastive, local_round, whole
 
-from promptfed.host import read_message
+from promptfed.clients.host import read_message
 from promptfed.methods import create
 from promptfed.params import Params
 from tiny import (
@@ -74,7 +74,7 @@ def test_moons_reference_features_are_those_of_the_received_and_the_remembered_b
     method = create("moon")
     now, down, memory = (near(MODEL.weights, seed) for seed in (1, 2, 3))
     memory = {name: memory[name] for name in BODY}
-    found = method.prepare(MODEL, now, whole(), context(method, down, memory))
+    found = method.sample_constants(MODEL, now, whole(), context(method, down, memory))
     x, _ = arrays(samples(6, 1))
     same(found, {"received": features(numbers(down), x), "previous": features(numbers(memory), x)})
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, context, local_round, whole
 
-from promptfed.client import train
 from promptfed.methods import create
+from promptfed.training import train
 from tiny import (
     ROUND,
     SEED,

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from promptfed.client import train
 from promptfed.method import Update
 from promptfed.methods import create
 from promptfed.methods.pfedme import PFedMe
 from promptfed.testing import check_method
+from promptfed.training import train
 from tiny import (
     ROUND,
     SEED,

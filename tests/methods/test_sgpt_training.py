@@ -183,7 +183,7 @@ def test_each_block_moves_what_is_its_own() -> None:
 def test_in_block_two_what_is_in_front_is_computed_once() -> None:
     method, batch = small(), whole()
     params, ctx = {n: p.requires_grad_() for n, p in some(method).items()}, context(block(small(), "group"))
-    extra = method.prepare(MODEL, params, batch, ctx)
+    extra = method.sample_constants(MODEL, params, batch, ctx)
     patches = (8 // 4) * (12 // 4)
     assert {name: v.shape for name, v in extra.items()} == {"hidden": (6, 1 + 2 * LENGTH + patches, WIDTH)}
     moving = [params[name] for name in (*GROUP, "keys", *HEAD)]
@@ -221,7 +221,7 @@ def test_a_round_ends_alike_with_and_without_what_is_kept() -> None:
 def test_what_moves_is_never_kept(settings: dict[str, Any], kept: list[bool]) -> None:
     method = small(**settings)
     params = some(method)
-    assert [bool(method.prepare(MODEL, params, whole(2), context(p))) for p in method.phases(1)] == kept
+    assert [bool(method.sample_constants(MODEL, params, whole(2), context(p))) for p in method.phases(1)] == kept
 
 
 def keys_by_hand(method: Sgpt, keys: np.ndarray, counts: Any, n: int, client: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial
 
-from promptfed.host import read_message
+from promptfed.clients.host import read_message
 from promptfed.methods import METHODS, create
 from promptfed.tuning import Tuning
 from tiny import BODY, PLAIN, toy_host

@@ -10,8 +10,9 @@ import torch
 from published import Shapes, open_clip_resnet, open_clip_text, open_clip_vit, settle, timm_vit, write_tokenizer
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTModel
 
-from promptfed.models import CLIP, build, layouts
-from promptfed.models.layouts import Convolutions, Entry, Image, Text, Transformer
+from promptfed.models import CLIP, build
+from promptfed.models.pretrained import layouts
+from promptfed.models.pretrained.layouts import Convolutions, Entry, Image, Text, Transformer
 from promptfed.params import numel
 
 VISION = Transformer(12, 768, 12, 3072, 1e-5, "quick_gelu")

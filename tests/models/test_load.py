@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizer, ViTConfig, ViTForImageClassification, ViTModel
 
 from promptfed.models import CLIP, ViT, build
-from promptfed.models.load import load
+from promptfed.models.pretrained.load import load
 
 CLASSES = ("dog", "school bus", "sunflowers")
 SENTENCES = [f"a photo of a {name}." for name in CLASSES]

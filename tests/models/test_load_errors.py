@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from promptfed.errors import UserError
 from promptfed.models import build
-from promptfed.models.load import load
+from promptfed.models.pretrained.load import load
 
 CLASSES = ("dog", "school bus", "sunflowers")
 

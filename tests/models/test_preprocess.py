@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from promptfed.errors import UserError
-from promptfed.models.preprocess import (
+from promptfed.models.pretrained.preprocess import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,

@@ -10,10 +10,10 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from promptfed import models
-from promptfed.client import Samples, Work, train
 from promptfed.methods import create
-from promptfed.models.layouts import Convolutions, _resnet
+from promptfed.models.pretrained.layouts import Convolutions, _resnet
 from promptfed.models.resnet import ResNet
+from promptfed.training import Samples, Work, train
 
 BLOCKS, WIDTH, SIDE, JOINT = (2, 1, 2, 1), 8, 64, 20
 

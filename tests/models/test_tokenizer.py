@@ -8,7 +8,7 @@ from published import TEXTS, write_tokenizer
 from transformers import CLIPTokenizer
 
 from promptfed.errors import UserError
-from promptfed.models.tokenizer import Tokenizer
+from promptfed.models.pretrained.tokenizer import Tokenizer
 
 HARD = (
     "  Several   spaces,\tand a\nnew line ",

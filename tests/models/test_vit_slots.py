@@ -174,9 +174,9 @@ def test_a_frozen_prefix_is_not_stacked() -> None:
     rows: list[int] = []
 
     class Watched(ViT):
-        def block(self, weights: Params, at: str, h: Tensor, read: int | None = None) -> Tensor:
+        def block(self, weights: Params, at: str, h: Tensor, first_tokens: int | None = None) -> Tensor:
             rows.append(torch._C._functorch.is_batchedtensor(h))
-            return super().block(weights, at, h, read)
+            return super().block(weights, at, h, first_tokens)
 
     plain_model = small()
     model = Watched(plain_model.name, plain_model.image, 5, plain_model.weights, WIDTH, 4, DEPTH, 4)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from handmade import HOSTILE, Line, history
 
-from promptfed import config as C
-from promptfed import record
-from promptfed.api import Result
 from promptfed.data import Dataset, Federation, Site, load
+from promptfed.runs import config as C
+from promptfed.runs import record
+from promptfed.runs.api import Result
 
 
 @pytest.fixture(autouse=True)

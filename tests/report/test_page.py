@@ -10,10 +10,10 @@ import pytest
 from handmade import HOSTILE, history, line, stage
 from PIL import Image
 
-from promptfed.api import Result
+from promptfed.cli.report import report
 from promptfed.errors import UserError
 from promptfed.report import page, page_charts, page_data, page_images, page_numbers
-from promptfed.report.command import report
+from promptfed.runs.api import Result
 
 Make = Callable[..., Result]
 

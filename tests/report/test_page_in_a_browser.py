@@ -17,9 +17,9 @@ import pytest
 from handmade import HOSTILE, history, line
 from PIL import Image
 
-from promptfed.api import Result
-from promptfed.comparison import Row
 from promptfed.report import page
+from promptfed.runs.api import Result
+from promptfed.runs.comparison import Row
 
 Make = Callable[..., Result]
 CHROMIUM = next(

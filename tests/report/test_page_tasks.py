@@ -11,9 +11,9 @@ from handmade import history, line, stage
 from PIL import Image
 
 from promptfed import privacy
-from promptfed.api import Result
 from promptfed.report import page, page_charts, page_data, page_images, page_numbers, page_tasks
 from promptfed.report.page_numbers import KINDS
+from promptfed.runs.api import Result
 
 Make = Callable[..., Result]
 WORDS = "digits, dirichlet (alpha 0.3), 3 clients"

@@ -11,13 +11,13 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from PIL import Image
 
-from promptfed import config as C
-from promptfed.api import Result, run
-from promptfed.build import assemble
+from promptfed.clients.store import Store
 from promptfed.data import Federation, heatmap
 from promptfed.report import column_figures, comparison_figures, draw_comparison, draw_run, prompts, run_figures, style
 from promptfed.report.runs import Run
-from promptfed.store import Store
+from promptfed.runs import config as C
+from promptfed.runs.api import Result, run
+from promptfed.runs.build import assemble
 
 Make = Callable[..., Result]
 

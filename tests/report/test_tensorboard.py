@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from handmade import line, stage
 
-from promptfed.api import run
-from promptfed.record import read_lines
 from promptfed.report import tensorboard
 from promptfed.report.tensorboard import EventFile, Views
+from promptfed.runs.api import run
+from promptfed.runs.record import read_lines
 
 
 def fields(blob: bytes):

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 
 import promptfed
-from promptfed import Federation, build
-from promptfed import config as C
-from promptfed.store import Store
-from promptfed.wire import unpack
+from promptfed import Federation
+from promptfed.clients.store import Store
+from promptfed.clients.wire import unpack
+from promptfed.runs import build
+from promptfed.runs import config as C
 
 NAMES = ("circle", "ring", "square", "star")
 SMALL: dict[str, Any] = {"rounds": 1, "eval": {"pooled": "never"}, "engine": {"workers": 1}}

@@ -9,10 +9,12 @@ from PIL import Image
 from serving_runs import NAMES, RUNS, Runs, fingerprint, pictures
 from typer.testing import CliRunner
 
-from promptfed import UserError, serving, sites
+from promptfed import UserError, serving
+from promptfed.cli import serving as command
 from promptfed.data.partition import stratified
+from promptfed.flower import site as sites
 from promptfed.seeding import rng
-from promptfed.serving import command, joining
+from promptfed.serving import joining
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from serving_runs import NAMES, RUNS, Runs, fingerprint
 from typer.testing import CliRunner
 
 from promptfed import UserError, serving
+from promptfed.cli import serving as command
+from promptfed.clients.store import Store
+from promptfed.clients.wire import pack, unpack
 from promptfed.data.images import pixels
-from promptfed.record import Busy, Folder
-from promptfed.serving import command
-from promptfed.store import Store
-from promptfed.wire import pack, unpack
+from promptfed.runs.record import Busy, Folder
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..client import CHUNK
 from ..errors import UserError
 from ..method import Batch, Context
 from ..models import CLIP, Model, ViT
 from ..params import Params
 from ..report import style
+from ..training import CHUNK
 from ..tuning import Tuning
 from .base import Found, Options
 from .opened import Opened

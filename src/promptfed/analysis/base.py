@@ -38,8 +38,8 @@ class Found:
 
     def save(self, out: Path, name: str) -> list[Path]:
         """NAME.png, NAME.csv, NAME.json with title and text; further tables as NAME-KEY.csv."""
-        from .. import record
         from ..report import style
+        from ..runs import record
 
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{name}.png"

@@ -13,12 +13,12 @@ import torch
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
 
-from .. import metrics
-from ..client import Work
+from .. import scoring
 from ..errors import UserError
 from ..method import Method
 from ..params import Params
 from ..report import style
+from ..training import Work
 from .base import Found, Options
 from .opened import Opened
 
@@ -50,7 +50,7 @@ def groups(opened: Opened, options: Options) -> Found:
         f"of local training (mean over {len(kept)} clients)."
     )
     if data.domain is not None:
-        text += f" Clustering accuracy against domains: {100 * metrics.clustering([composition]):.1f} %."
+        text += f" Clustering accuracy against domains: {100 * scoring.clustering([composition]):.1f} %."
     if options.other:
         share = agreement(chosen, elsewhere(opened, options, clients, index))
         text += f" {100 * share:.0f} % have the matching group in {options.other.name}."

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from ..client import context
 from ..errors import UserError
 from ..methods.dp2fl import Dp2fl
 from ..methods.dp2fl_weights import distance, local_weights
 from ..params import Params
 from ..report import style
+from ..training import context
 from .base import Found, Options
 from .opened import EVALUATE, Opened
 

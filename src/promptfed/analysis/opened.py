@@ -14,23 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import build, comparison, server
-from .. import config as C
 from .. import params as P
-from ..client import Samples, Work, chunks, context, train
+from .. import server
+from ..clients.frozen import normalisation
+from ..clients.host import Host
+from ..clients.store import Store
+from ..clients.wire import unpack
 from ..data import Federation
 from ..errors import UserError
-from ..frozen import normalisation
-from ..host import Host
-from ..method import Batch, Context, Method, Phase, State, apart
+from ..method import Batch, Context, Method, Phase, State, split_once
 from ..methods import peel
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
 from ..report.runs import Run
-from ..store import Store
+from ..runs import build, comparison
+from ..runs import config as C
+from ..training import Samples, Work, chunks, context, train
 from ..tuning import PrivatePrompt, Tuning, Wrapper
-from ..wire import unpack
 from .base import Options
 
 MOST = 10  # clients that are looked at unless some are named
@@ -160,7 +161,7 @@ class Opened:
 
     def work(self, client: int) -> Work:
         """The client as it stands after the run."""
-        always, once = apart(self.method.down(self.state, client))
+        always, once = split_once(self.method.down(self.state, client))
         work = self.host.work(client, P.to(always, self.host.device), self.round)
         work.once = P.to(once, self.host.device)
         return work

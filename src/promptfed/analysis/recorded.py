@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from ..data import heatmap
 from ..errors import UserError
-from ..record import STAGES
 from ..report import style
+from ..runs.record import STAGES
 from .base import Found, Options
 from .opened import Opened
 

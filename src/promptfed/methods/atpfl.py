@@ -39,7 +39,7 @@ class Twin(Pixels, TextContext):
     def frozen_name(self, model: Model) -> str:
         return ""
 
-    def unfrozen(self, model: Model) -> str:
+    def why_not_cached(self, model: Model) -> str:
         return "a prompt changes what enters the model"
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -68,11 +68,11 @@ class Atpfl(Tpfl):
     mu: float = Field(1.0, ge=0, description="weight of the contrastive terms")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive terms")
 
-    def refer(self, model: Model, params: Params, ctx: Context) -> Params:
+    def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
         assert isinstance(self.tuning, Twin)
         return {"received": self.tuning.text(model, ctx.down), "previous": self.tuning.text(model, ctx.memory)}
 
-    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+    def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         return {
             "received": self.tuning.features(model, ctx.down, batch, ctx),
             "previous": self.tuning.features(model, ctx.memory, batch, ctx),

@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import params as P
-from ..client import CHUNK
 from ..errors import UserError
 from ..method import ONCE, Batch, Context, Holdings, Method, State, Update
 from ..models import CLIP, Model, ViT
@@ -38,6 +37,7 @@ from ..models.base import dense, normal
 from ..models.text import Sentences
 from ..params import Params
 from ..seeding import torch_rng
+from ..training import CHUNK
 from ..tuning import Tuning
 from .dp2fl_weights import Rule, combine, distance, global_weights, local_weights
 
@@ -98,7 +98,7 @@ class Coupled(Tuning):
             made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.width, width)
         return P.to(made, model.weights["body.scale"].device)
 
-    def unfrozen(self, model: Model) -> str:
+    def why_not_cached(self, model: Model) -> str:
         return "prompts enter the first layer"
 
     def embed(self, model: Model, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Coupled(Tuning):
         prompts = {i: F.linear(p, params[f"map.{i}.weight"], params[f"map.{i}.bias"]) for i, p in text.items()}
         if batch.tokens is not None:  # a private prompt around this one; it enters in front
             prompts[0] = torch.cat([batch.tokens, prompts[0]])
-        h = tower.encode(weights, h, prompts, "deep", read=1)
+        h = tower.encode(weights, h, prompts, "deep", first_tokens=1)
         return model.join(weights, tower.norm(weights, h[:, 0]))
 
     def deep(self, params: Params) -> dict[int, Tensor]:
@@ -206,14 +206,14 @@ class Dp2fl(Method):
         return stats if before is None else {**stats, "before": _number(before)}
 
     def keep(self, model: Model, params: Params, ctx: Context) -> Params:
-        """For settle(): L, and the data prompt that the round began with."""
+        """For receive_second(): L, and the data prompt that the round began with."""
         before = self.before(model, params, ctx) if self.privacy == "sealed" else None
         if before is None:
             return {}
         old = {f"before.{name}": p for name, p in _maps(self.begun(params, ctx)).items()}
         return {**old, "before.loss": _bytes(_DOUBLE.pack(before))}  # as bytes: not every device has float64
 
-    def settle(self, received: Params, private: Params) -> Params:
+    def receive_second(self, received: Params, private: Params) -> Params:
         """Opens what others found about this client's validation set, and moves its data prompt."""
         if "before.loss" not in private:
             return private
@@ -324,7 +324,7 @@ class Dp2fl(Method):
                 made |= {f"own.{u.client}.{name}": p for name, p in own.items()}
         return made
 
-    def exchange(self, state: State, updates: list[Update]) -> dict[int, Params]:
+    def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
         """If sealed: to each participant with a validation set, all trained data prompts, and what their models lost
         on its set. Nothing says whose they are."""
         if self.privacy != "sealed":

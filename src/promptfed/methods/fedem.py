@@ -81,7 +81,7 @@ class FedEm(Method):
         said = self.tuning.each(model, params, batch, ctx)
         return torch.stack([F.nll_loss(one, batch.y, reduction="none") for one in said], dim=1)
 
-    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+    def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         """E-step: how far each component answers for a sample, q ~ pi_m exp(-loss_m)."""
         return {"q": (log(params["mixture"]) - self.losses(model, params, batch, ctx)).softmax(1)}
 

@@ -49,7 +49,7 @@ class FedPr(Method):
                 found[name] = torch.linalg.svd(p, full_matrices=False).Vh[:count].T * down[_LEARNT]
         return found
 
-    def refer(self, model: Model, params: Params, ctx: Context) -> Params:
+    def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
         return self.closed(ctx.down)
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:

@@ -28,7 +28,7 @@ class Moon(Method):
         if self.tuning.frozen_name(model) == "features":
             raise UserError("method.name: Moon contrasts features, and those of this tuning are frozen")
 
-    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+    def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         # Neither model moves during the phase: their features are computed once a round, not once an epoch.
         received = {**params, **ctx.down}
         previous = {**received, **ctx.memory}  # first round: the same as received

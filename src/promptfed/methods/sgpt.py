@@ -103,14 +103,14 @@ class SharedGroup(Tuning):
         layers, norm = self.asked(model)
         return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
 
-    def unfrozen(self, model: Model) -> str:
+    def why_not_cached(self, model: Model) -> str:
         return "no group is selected, and prompts enter early layers"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """The query h(x) (B, width), of the model without prompts."""
         assert isinstance(model, ViT)
         layers, norm = self.asked(model)
-        cls = model.encode(model.weights, model.embed(model.weights, x), stop=layers, read=1)[:, 0]
+        cls = model.encode(model.weights, model.embed(model.weights, x), stop=layers, first_tokens=1)[:, 0]
         cls = model.norm(model.weights, cls) if norm else cls
         return {"query": cls.relu() if self.query_relu else cls}
 
@@ -140,16 +140,16 @@ class SharedGroup(Tuning):
         groups: cls."""
         assert isinstance(model, ViT)
         prompts = {i: params[f"shared.{i}"] for i in self.shared_layers}
-        read = 1
+        first_tokens = 1
         if chosen is not None:
             prompts |= {i: params[f"group.{i}"][chosen] for i in self.group_layers}  # (B, length, width) each
             # Later prompts stand in front of earlier ones, and group prompts come last: they are right behind cls.
-            read += self.prompt_length * len(self.group_layers)
+            first_tokens += self.prompt_length * len(self.group_layers)
         if "hidden" in batch.extra:
             h, start = batch.extra["hidden"], min(self.group_layers)
         else:
             h, start = model.embed(model.weights, batch.x), 0
-        h = model.encode(model.weights, h, prompts, "stay", start=start, read=read)
+        h = model.encode(model.weights, h, prompts, "stay", start=start, first_tokens=first_tokens)
         return model.norm(model.weights, h).mean(1)
 
     def hidden(self, model: Model, params: Params, batch: Batch) -> Params:
@@ -233,7 +233,7 @@ class Sgpt(Method):
         order = {"bcd": (first, second), "bcd-inverted": (second, first), "shared": (first,), "group": (second,)}
         return order[self.training]
 
-    def prepare(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+    def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         # In Block II nothing in front of the group prompts moves: computed once a round instead of once an epoch. It
         # takes n x tokens x width numbers: 0.6 MB a sample of a ViT-B/16 at 224 pixels, 0.3 GB for 500 samples.
         if self.cache and "group" in ctx.phase.train and "body" not in ctx.phase.train:

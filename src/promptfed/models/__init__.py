@@ -62,7 +62,7 @@ def build(name: str, image: Image, classes: int, seed: int, names: Sequence[str]
 
 
 def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
-    from .load import load  # brings the tokenizer and the hub along
+    from .pretrained.load import load  # brings the tokenizer and the hub along
 
     model = load(where, classes, seed, names)
     model.name = name

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..params import Params
-from .preprocess import Preprocess
+from .pretrained.preprocess import Preprocess
 
 
 @dataclass

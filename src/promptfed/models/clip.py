@@ -21,7 +21,7 @@ from .transformer import block_weights, norm_weights
 from .vit import Mode, Prompts, ViT, check_patches, head_weights, vit_weights
 
 if TYPE_CHECKING:
-    from .tokenizer import Position, Tokenizer
+    from .pretrained.tokenizer import Position, Tokenizer
 
 
 @dataclass

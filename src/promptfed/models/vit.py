@@ -35,7 +35,7 @@ class ViT(Model):
     ) -> Tensor:
         """x (B, C, H, W) -> cls behind the last norm (B, width). A tensor of tokens enters at layer 0."""
         prompts = {0: tokens} if isinstance(tokens, Tensor) else tokens
-        return self.norm(weights, self.encode(weights, self.embed(weights, x), prompts, mode, read=1)[:, 0])
+        return self.norm(weights, self.encode(weights, self.embed(weights, x), prompts, mode, first_tokens=1)[:, 0])
 
     def embed(self, weights: Params, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + patches, width): cls and patches with their positions."""
@@ -54,14 +54,14 @@ class ViT(Model):
         *,
         start: int = 0,
         stop: int | None = None,
-        read: int | None = None,
+        first_tokens: int | None = None,
     ) -> Tensor:
         """The input of layer `start` -> the input of layer `stop` (default: the last layer's output).
 
         h (B, 1 + T + patches, width) has cls first, then the prompts that entered before, the latest ones in front,
         then the patches. Prompts of layers outside start..stop are not looked at, so that a pass may be cut anywhere:
         encode(stop=4) of frozen values once, encode(start=4) of them as often as needed, [:, 0] in between to read cls.
-        Who looks at the first tokens only says how many (`read`): the last layer then makes no others.
+        Who looks at the first tokens only says how many (`first_tokens`): the last layer then makes no others.
         """
         patches = (self.image[1] // self.patch) * (self.image[2] // self.patch)
         end = self.depth if stop is None else stop
@@ -71,15 +71,17 @@ class ViT(Model):
                 h = torch.cat([h[:, :1], prompts[i].expand(len(h), -1, -1), behind], dim=1)
             if i == 0 and f"{self.at}.norm_pre.weight" in weights:  # CLIP's; it sees the prompts of layer 0 (MaPLe)
                 h = layer_norm(weights, f"{self.at}.norm_pre", h, self.eps)
-            h = self.block(weights, f"{self.at}.blocks.{i}", h, read if i == end - 1 else None)
+            h = self.block(weights, f"{self.at}.blocks.{i}", h, first_tokens if i == end - 1 else None)
         return h
 
     def norm(self, weights: Params, h: Tensor) -> Tensor:
         return layer_norm(weights, f"{self.at}.norm", h, self.eps)
 
-    def block(self, weights: Params, at: str, h: Tensor, read: int | None = None) -> Tensor:
+    def block(self, weights: Params, at: str, h: Tensor, first_tokens: int | None = None) -> Tensor:
         q, k, v = project(weights, at, h, self.heads, self.eps)
-        return complete(weights, at, h[:, :read], attend(q[:, :, :read], k, v), self.eps, self.activation)
+        return complete(
+            weights, at, h[:, :first_tokens], attend(q[:, :, :first_tokens], k, v), self.eps, self.activation
+        )
 
 
 def vit(

@@ -13,8 +13,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from .. import record
 from ..errors import UserError
+from ..runs import record
 from . import page_charts, page_data, page_images, page_numbers, page_privacy, style
 from .page_charts import Chart
 from .page_data import Entry, Found

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import record
-from ..comparison import Row
 from ..errors import UserError
+from ..runs import record
+from ..runs.comparison import Row
 from .runs import Run
 
 _FILES = ("config.toml", "rounds.jsonl", "result.json")  # any of them makes a folder a run

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..record import LAST
+from ..runs.record import LAST
 from .page_data import Entry, Found, Group
 from .runs import Stage
 

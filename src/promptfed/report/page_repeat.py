@@ -7,7 +7,7 @@ import tomllib
 from html import escape
 from pathlib import Path
 
-from .. import config as C
+from ..runs import config as C
 from .page_data import Entry, Found, Group
 from .page_html import h2, listed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ..tables import count, size
+from ..runs.tables import count, size
 from . import page_numbers, style
 from .page_data import Found
 from .page_html import h2, swatch

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from .. import config as C
 from ..data import Federation, heatmap, load
 from ..errors import UserError
+from ..runs import config as C
 from . import column_figures, comparison_figures, prompts, run_figures, style
 from .runs import Run
 
 _PARTITIONS = 6  # pictures of a comparison
 
 if TYPE_CHECKING:
-    from ..api import Result
+    from ..runs.api import Result
 
 
 def draw_run(folder: Path, federation: Federation | None = None) -> list[Path]:

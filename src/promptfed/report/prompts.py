@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .. import config as C
+from ..clients.store import Store
 from ..data import Dataset
 from ..models import Model
 from ..params import Params
-from ..store import Store
+from ..runs import config as C
 from ..tuning import PixelPrompt, PrivatePrompt, Tuning
 from . import style
 from .runs import Run

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import config as C
-from .. import record
+from ..runs import config as C
+from ..runs import record
 from ..server import Line
 
 Stage = Literal["aggregated", "after_local", "after_local_all"]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from .. import record
+from ..runs import record
 
 WIDTH = 8.0  # inches
 DPI = 150

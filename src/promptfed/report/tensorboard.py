@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import record
-from ..engines.base import Notice
-from ..record import STAGES, View
+from ..clients.base import Notice
+from ..runs import record
+from ..runs.record import STAGES, View
 from ..server import Line
 
 NAME = "events.out.tfevents.0.promptfed"  # TensorBoard takes a file for its own by the second and third word
@@ -56,9 +56,9 @@ class Views(View):
         for view in self._views:
             view.begin(round, clients)
 
-    def heard(self, notice: Notice) -> None:
+    def on_notice(self, notice: Notice) -> None:
         for view in self._views:
-            view.heard(notice)
+            view.on_notice(notice)
 
     def end(self, line: Line) -> None:
         for view in self._views:

@@ -7,7 +7,7 @@ print(model.predict("photos/").labels)
 
 from typing import TYPE_CHECKING
 
-from .. import lazy
+from ..cli import lazy
 
 if TYPE_CHECKING:
     from .images import Images

@@ -13,13 +13,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .. import methods, models, record
+from .. import methods, models
+from ..clients.wire import pack, unpack
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..runs import record
 from ..tuning import Full, Tuning
-from ..wire import pack, unpack
 
 FORMAT = 1
 SUFFIX = ".safetensors"

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from .. import build, record
-from ..client import Score
+from ..clients.base import Scores
+from ..clients.host import Host
+from ..clients.local import LocalClients
+from ..clients.store import Store
 from ..data import Dataset, Federation
-from ..engines.base import Scores
-from ..engines.local import LocalClients
 from ..errors import UserError
-from ..host import Host
+from ..flower.site import places, share, source
 from ..method import State
+from ..runs import build, record
 from ..server import screen
-from ..sites import places, share, source
-from ..store import Store
+from ..training import Score
 from .images import complain, decode
 from .predictor import Predictor
 from .runs import Trained, personal, predictor, trained
@@ -114,7 +114,7 @@ def _train(
     parts, client = held.parts, len(held.parts.federation.sites)
     site = share(dataset, parts.config.seed)
     # The others' places, so that the newcomer has a number that none of them has.
-    parts = replace(parts, federation=Federation(dataset, (*[build.nobody()] * client, site), {"name": "join"}))
+    parts = replace(parts, federation=Federation(dataset, (*[build.empty_site()] * client, site), {"name": "join"}))
     method, config = parts.method, parts.config
     store = Store(memory)
     try:
@@ -135,9 +135,9 @@ def _train(
             if not used:
                 raise UserError(f'the new site cannot train with "{config.method.name}": {left_out[0]["why"]}')
             state = method.aggregate(state, used)
-            second = method.exchange(state, used)
+            second = method.send_second(state, used)
             if second:
-                clients.settle(second, round)
+                clients.send_second(second, round)
         return parts, before, scored(state, held.round + rounds), state, store
     except BaseException:
         store.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import build
 from .. import params as P
 from ..data import Federation
 from ..errors import UserError
-from ..sites import SETTINGS, Place
+from ..flower.site import SETTINGS, Place
+from ..runs import build
 from . import files
 from .predictor import Predictor
 from .runs import of_site, trained

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..client import CHUNK
 from ..errors import UserError
 from ..method import Batch, Context, Phase
 from ..models import Model
 from ..params import Params
 from ..seeding import rng
+from ..training import CHUNK
 from ..tuning import Tuning
 from . import files
 from .images import Images, complain, decode, listed

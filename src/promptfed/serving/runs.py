@@ -10,19 +10,19 @@ from pathlib import Path
 
 import lmdb
 
-from .. import build, record
-from .. import config as C
 from .. import params as P
-from ..client import train
+from ..clients.host import Host
+from ..clients.store import Store
+from ..clients.wire import unpack
 from ..data import Federation
 from ..errors import UserError, unknown
-from ..host import Host
-from ..method import State, apart
+from ..flower.site import RECEIVED, Place
+from ..method import State, split_once
 from ..params import Params
-from ..record import Busy
-from ..sites import RECEIVED, Place
-from ..store import Store
-from ..wire import unpack
+from ..runs import build, record
+from ..runs import config as C
+from ..runs.record import Busy
+from ..training import train
 from . import files
 from .predictor import Predictor
 
@@ -131,7 +131,7 @@ def personal(parts: build.Parts, store: Store, state: State, client: int, before
 def adapted(parts: build.Parts, store: Store, received: Params, client: int, before: int) -> Params:
     """The same of what the client has received."""
     method = parts.method
-    down = apart(received)[0]
+    down = split_once(received)[0]
     phases = method.adapt()
     if not phases:
         kept = store.get(client, before)

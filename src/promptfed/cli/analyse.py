@@ -1,0 +1,56 @@
+"""`promptfed analyse`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..analysis import ANALYSES, Options, make
+from ..errors import UserError
+from . import interrupts
+
+_LIST = "; ".join(f"{name}: {analysis.about}" for name, analysis in ANALYSES.items())
+
+
+def analyse(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run, or of a comparison")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help=f"which ones; default: all that apply. {_LIST}")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="where to write (default: RUN/analysis)")] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", help="whose models, by number or site; may be given several times (default: some)"),
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option("--images", min=1, help="how many: shown, of pure colours, or of each class")
+    ] = None,
+    other: Annotated[
+        Path | None, typer.Option("--other", help="a second run on the same partition, to compare groups with")
+    ] = None,
+) -> None:
+    """Make pictures, tables and captions of what a finished run, or a comparison, has learnt."""
+    with interrupts.at_once():
+        from ..analysis import opened  # noqa: F401 - with torch, which is slow to import
+    made = make(run, names or (), out, Options(_numbers(run, client or []), images, other))
+    console = Console()
+    for name, files in made.files.items():
+        console.print(f"{name}: {', '.join(str(file) for file in files)}", soft_wrap=True)
+    for name, why in made.left_out.items():
+        console.print(f"{name} left out: {why.removeprefix(f'{name}: ')}", soft_wrap=True, style="dim")
+    if not made.files:
+        raise UserError(f'no analysis applies to "{run}"')
+
+
+def _numbers(folder: Path, clients: list[str]) -> tuple[int, ...]:
+    """Numbers of clients that are given so, or by the names of their sites."""
+    if not clients:
+        return ()
+    from ..report.runs import Run
+    from ..serving.runs import number
+
+    names = [share.name for share in Run.read(folder).shares]
+    return tuple(number(client, names) for client in clients)

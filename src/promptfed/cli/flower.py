@@ -1,0 +1,369 @@
+"""promptfed flower ...: federated learning between real sites. Flower itself is imported when it is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from ..errors import UserError
+from . import lazy
+
+if TYPE_CHECKING:
+    from ..runs import config as C
+else:
+    C = lazy.Module("runs.config")
+
+app = typer.Typer(help="Federated learning between real sites, on Flower.", no_args_is_help=True, rich_markup_mode=None)
+console = Console()
+
+Folder = Annotated[Path, typer.Argument(metavar="CONSORTIUM", help="the consortium's folder at the server")]
+SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="without TLS and keys, on this machine alone: for trying things out")
+]
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _needs_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UserError('promptfed flower needs Flower: pip install "promptfed[flower]"') from None
+
+
+# ---- at the server
+
+
+@app.command()
+def init(
+    folder: Folder,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG.toml|PRESET] [key=value ...]", help="a file or preset, then settings"),
+    ] = None,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="how many sites there are")] = 2,
+    classes: Annotated[str, typer.Option("--classes", help="comma-separated, as the sites' folders are called")] = "",
+    address: Annotated[str, typer.Option("--address", help="where sites find the server")] = "127.0.0.1:9092",
+) -> None:
+    """Write down what the sites agree on, and the Flower app."""
+    from ..flower import consortium
+    from ..runs import api
+
+    words = list(words or [])
+    source = [api.without_compare(C.read(words.pop(0)))] if words and "=" not in words[0] else []
+    agreed: dict[str, Any] = {"clients": clients, "address": address}
+    if classes:
+        agreed["classes"] = [name.strip() for name in classes.split(",") if name.strip()]
+    elif not any("classes" in table.get("consortium", {}) for table in source):
+        raise UserError("--classes must name what is told apart, as the sites' folders are called: --classes cat,dog")
+    given = {"engine": "flower", "eval": {"pooled": "never"}, "consortium": agreed}
+    config = C.make({"dataset": folder.resolve().name}, *source, given, C.parse_assignments(words))
+    consortium.create(folder, config)
+    _say(f"{folder / 'consortium.toml'}: {config.method.name} on {config.backbone.name}, {clients} sites, {address}")
+    _say(f"next: promptfed flower certs {folder}")
+
+
+@app.command()
+def certs(
+    folder: Folder,
+    host: Annotated[list[str] | None, typer.Option("--host", help="further names and addresses of the server")] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="how long the certificate holds")] = 365,
+) -> None:
+    """Make the certificate that sites know the server by, or renew it."""
+    _needs_flower()
+    from ..flower import certificates, consortium
+
+    agreed = consortium.read(folder).consortium
+    assert agreed
+    tls, names = folder / consortium.TLS, [agreed.address.rpartition(":")[0], *(host or [])]
+    known = any((tls / name).exists() for name in (certificates.CA, certificates.CA_KEY))
+    if known and not host and (tls / certificates.SERVER).exists():
+        names += certificates.hosts(certificates.read_certificate(tls / certificates.SERVER))
+    (certificates.renew if known else certificates.make_authority)(tls, names, days)
+    made = certificates.read_certificate(tls / certificates.SERVER)
+    _say(f"the certificate holds for {', '.join(certificates.hosts(made))}, until {certificates.until(made)}")
+    if known:
+        _say("it is renewed, by the authority that sites know: they need nothing new")
+        _say("a SuperLink that is running reads it when it is started again")
+    else:
+        _say(f"give every site {folder / 'consortium.toml'} and {tls / certificates.CA}; the keys stay here")
+    everywhere = "" if names[0] in ("localhost", "127.0.0.1") else " --host 0.0.0.0"
+    _say(f"next: promptfed flower link {folder}{everywhere}")
+
+
+@app.command()
+def link(
+    folder: Folder,
+    host: Annotated[
+        str, typer.Option("--host", help="the address to listen on: 127.0.0.1, 0.0.0.0 for all, :: for IPv6 too")
+    ] = "127.0.0.1",
+    insecure: Insecure = False,
+) -> None:
+    """Run the SuperLink, until it is stopped."""
+    _needs_flower()
+    from ..flower import link as flower_link
+
+    flower_link.link(folder, host, insecure, _say)
+
+
+@app.command()
+def admit(
+    folder: Folder,
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="the public key that the site has sent: site.pub")],
+    client: Annotated[int, typer.Option("--client", min=0, help="which client the site is")],
+    replace: Annotated[bool, typer.Option("--replace", help="in place of the node that has been this client")] = False,
+) -> None:
+    """Let a site take part, by its public key, or change which client it is. The SuperLink must be running."""
+    _needs_flower()
+    from ..flower import consortium
+    from ..flower import link as flower_link
+    from ..flower.server import NODES
+
+    agreed = consortium.read(folder).consortium
+    assert agreed
+    if client >= agreed.clients:
+        raise UserError(f"--client = {client} must be 0 to {agreed.clients - 1}")
+    with flower_link.control(folder, insecure=False) as control:
+        node = flower_link.registered(control, key)
+        other = consortium.taken(folder / NODES, client, node)
+        if other is not None and not replace:
+            raise UserError(f"--client = {client} is node {other} already: --replace puts this site in its place")
+        node = flower_link.register(control, key) if node is None else node
+    consortium.remember(folder / NODES, node, client)
+    _say(f"client {client} is admitted as node {node}" + ("" if other is None else f", in place of node {other}"))
+
+
+@app.command()
+def expel(
+    folder: Folder, client: Annotated[int, typer.Option("--client", min=0, help="which client is shut out")]
+) -> None:
+    """Shut a site out of the runs that are submitted from now on. admit lets it in again."""
+    _needs_flower()
+    from ..flower import consortium
+    from ..flower.server import NODES
+
+    consortium.read(folder)
+    node = consortium.forget(folder / NODES, client)
+    _say(f"client {client}, node {node}, takes no part in runs that are submitted from now on")
+
+
+@app.command()
+def submit(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", help="of the run; the same name again goes on with it")] = "first",
+    insecure: Insecure = False,
+) -> None:
+    """Start a run, or go on with it, and follow it to its end."""
+    _needs_flower()
+    from .. import privacy
+    from ..flower import consortium
+    from ..flower import link as flower_link
+    from ..flower.server import WAITING, told
+    from ..flower.site import run_name
+    from ..runs import record
+    from . import view
+
+    config = consortium.read(folder)
+    assert config.consortium
+    path, clients = folder / "runs" / run_name(name), config.consortium.clients
+    done, waited = len(record.read_lines(path)), ""
+    (path / WAITING).unlink(missing_ok=True)
+    with flower_link.control(folder, insecure) as control:
+        number = flower_link.start(control, folder, name)
+        _say(f"run {number} is submitted" + (f"; {done} rounds are behind it" if done else ""))
+        state = ("", "", "")
+        try:
+            while state[0] != "finished":
+                time.sleep(1)
+                state = flower_link.status(control, number)
+                missing = (path / WAITING).read_text() if (path / WAITING).exists() else ""
+                if missing not in ("", "[]", waited):
+                    patience = f"engine.patience = {config.engine.patience:g} s"
+                    _say(f"waiting for client {missing[1:-1]}, for {patience} at most")
+                waited = missing
+                for line in record.read_lines(path)[done:]:
+                    _say(told(line, clients))
+                    done += 1
+        except KeyboardInterrupt:
+            flower_link.stop(control, number)
+            again = f"promptfed flower submit {folder} --name {name}"
+            _say(f"stopped; all completed rounds are kept. Go on with:\n  {again}")
+            raise typer.Exit(130) from None
+    if state[1] != "completed":
+        raise UserError(state[2].removeprefix("ServerApp failed with exception: ") or f"the run has {state[1]}")
+    numbers = json.loads((path / "result.json").read_text())
+    console.print(view.outcome(numbers))
+    if "privacy" in numbers:
+        _say(privacy.sentence(numbers["privacy"]))
+    _say(f"everything is in {path}")
+
+
+# ---- at a site
+
+
+@app.command()
+def site(
+    folder: SiteFolder,
+    agreed: Annotated[Path, typer.Option("--consortium", help="the consortium.toml that the server's engineer sent")],
+    client: Annotated[int, typer.Option("--client", min=0, help="which client of the consortium this is")],
+    data: Annotated[Path, typer.Option("--data", help="this site's images: class/*.jpg")],
+    ca: Annotated[Path | None, typer.Option("--ca", help="the ca.pem that came with it")] = None,
+    backbone: Annotated[str | None, typer.Option("--backbone", help="where the weights are on this machine")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")] = "auto",
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="what this site's updates may reveal at most, over all runs")
+    ] = None,
+) -> None:
+    """Make this site's folder and its key pair, and look at its images."""
+    _needs_flower()
+    from ..flower import certificates
+    from ..flower import site as site_folder
+
+    if (folder / site_folder.SETTINGS).exists():
+        raise UserError(f'"{folder}" holds a site already')
+    if (folder / certificates.KEY).exists():
+        raise UserError(f'"{folder / certificates.KEY}" is there already; move it away if there is to be a new one')
+    images = str(data.expanduser().absolute())
+    chosen: dict[str, Any] = {
+        "client": client,
+        "data": images,
+        "backbone": str(Path(backbone).absolute()) if backbone and Path(backbone).exists() else backbone,
+        "device": device,
+        "epsilon": epsilon,
+    }
+    settings = site_folder.Settings.model_construct(**chosen).model_dump()  # with all that can be set; read back below
+    files = {site_folder.AGREED: _agreement(agreed), site_folder.SETTINGS: C.dump(settings).encode()}
+    authority = ca or folder / certificates.CA
+    if ca or authority.exists():
+        files[certificates.CA] = certificates.pem(certificates.read_authority(authority))
+    try:
+        with _whole(folder, files):
+            found = site_folder.Place.open(folder).parts()
+            public = certificates.make_pair(folder)
+    except OSError as error:
+        raise UserError(f'"{error.filename}" cannot be read: {error.strerror}') from None
+    except UserError as error:
+        raise UserError(re.sub(r'^dataset\.name = "[^"]*"', lambda _: f'--data = "{data}"', str(error))) from None
+    _describe(found, client)
+    if certificates.CA not in files:
+        _say(f"no {certificates.CA} yet: copy it to {authority}")
+    _say(f"send {public} to the server's engineer; {folder / certificates.KEY} stays here")
+
+
+def _agreement(path: Path) -> bytes:
+    """A consortium.toml, word for word."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f'--consortium = "{path}" cannot be read: {error.strerror}') from None
+    if "consortium" not in C.read(path):
+        raise UserError(f'--consortium = "{path}" is not a consortium.toml: it has no [consortium]')
+    return content
+
+
+@contextmanager
+def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
+    """A folder with these files. Of an attempt that fails nothing is left that was not there before."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before, mode = {path.name for path in folder.iterdir()}, folder.stat().st_mode
+    replaced = {name: (folder / name).read_bytes() for name in files if name in before}
+    try:
+        folder.chmod(0o700)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            if path.name not in before:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for name, content in replaced.items():
+            (folder / name).write_bytes(content)
+        folder.chmod(mode)
+        for path in missing:
+            path.rmdir()
+        raise
+
+
+@app.command()
+def check(folder: SiteFolder) -> None:
+    """Look whether everything is here: images, weights, keys; and how much has been revealed."""
+    _needs_flower()
+    from ..flower import certificates
+    from ..flower import site as site_folder
+
+    place = site_folder.Place.open(folder)
+    for name in (certificates.CA, certificates.KEY):
+        if not (folder / name).exists():
+            whence = (
+                "it comes with the consortium.toml" if name == certificates.CA else "promptfed flower site makes it"
+            )
+            raise UserError(f'"{folder / name}" is missing: {whence}')
+    place.private()
+    _describe(place.parts(), place.settings.client)
+    ledger = place.ledger()
+    if ledger:
+        _say(ledger.told())
+    _say(f"all is well; next: promptfed flower node {folder}")
+
+
+@app.command()
+def node(folder: SiteFolder, insecure: Insecure = False) -> None:
+    """Take part, until it is stopped."""
+    _needs_flower()
+    from ..flower import certificates
+    from ..flower import node as flower_node
+    from ..flower.site import Place
+
+    place = Place.open(folder)
+    if not insecure and not (place.folder / certificates.CA).exists():
+        raise UserError(f'"{place.folder / certificates.CA}" is missing: it comes with the consortium.toml')
+    flower_node.run(place, insecure, _say)
+
+
+def _describe(parts: Any, client: int) -> None:
+    from ..flower.app import fingerprint
+
+    mine, data = parts.federation.sites[client], parts.federation.dataset
+    held = sorted({data.classes[label] for label in data.labels})
+    _say(f"client {client}: {len(mine.train)} training, {len(mine.val)} validation and {len(mine.test)} test images")
+    _say(f"classes here: {len(held)} of {len(data.classes)}" + ("" if len(held) > 20 else f" ({', '.join(held)})"))
+    about = fingerprint(parts.method, parts.model, data, parts.config.seed, parts.config.privacy)
+    settings = "".join(about.pop(part) for part in sorted(about) if part.startswith("method."))
+    about["method"] = sha256(f"{about['method']}{settings}".encode()).hexdigest()
+    _say("fingerprint: " + ", ".join(f"{part} {digest[:8]}" for part, digest in about.items()))
+
+
+class _Command(TyperCommand):
+    """Flower asks for an older typer, which a newer click makes forget what arguments are, and which escapes for rich
+    what is not printed by it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        hints = get_type_hints(self.callback, include_extras=True)
+        forgotten: list[Any] = [one for one in self.params if one.name in hints and not getattr(one, "help", None)]
+        for param in forgotten:
+            param.help = hints[param.name].__metadata__[0].help
+        super().format_options(ctx, formatter)
+        for param in forgotten:
+            param.help = None  # else click tells it a second time
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+for _each in app.registered_commands:
+    _each.cls = _Command

@@ -1,0 +1,113 @@
+"""The commands that use what was trained: predict, export and join."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import unknown
+from . import lazy
+
+if TYPE_CHECKING:
+    from ..serving import joining, loading
+else:
+    joining, loading = lazy.Module("serving.joining"), lazy.Module("serving.loading")
+
+FORMATS = ("table", "json", "csv")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
+Model = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, or an exported model")]
+Client = Annotated[str | None, typer.Option("--client", help="whose model: a number from 0 on, or the site's name")]
+Common = Annotated[bool, typer.Option("--global", help="the one model that everybody can use, where there is one")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")]
+
+
+def predict(
+    run: Model,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="files, and folders with all below them")],
+    client: Client = None,
+    common: Common = False,
+    form: Annotated[str, typer.Option("--format", help="table, json or csv")] = "table",
+    top: Annotated[int, typer.Option("--top", min=1, help="how many classes to tell of each image")] = 3,
+    batch: Annotated[int, typer.Option("--batch", help="images a forward pass")] = 128,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", help="where an exported model finds its pre-trained weights")
+    ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="import the module of an exported model's own method")] = False,
+    device: Device = "auto",
+) -> None:
+    """Tell what is on images, by the model of one client or the global one."""
+    if form not in FORMATS:
+        raise unknown("--format", form, FORMATS)
+    model = loading.load(run, client=client, common=common, backbone=backbone, device=device, trust=trust)
+    found = model.predict(images, batch)
+    best = found.top(top)
+    if form == "json":
+        print(json.dumps([_entry(name, ranked) for name, ranked in zip(found.names, best, strict=True)], indent=1))
+    elif form == "csv":
+        rows = csv.writer(sys.stdout, lineterminator="\n")
+        rows.writerow(["image", "rank", "class", "probability"])
+        for name, ranked in zip(found.names, best, strict=True):
+            rows.writerows([name, i, label, f"{p:.6f}"] for i, (label, p) in enumerate(ranked, 1))
+    else:
+        table = Table()
+        table.add_column("image", overflow="fold")
+        for i in range(len(best[0])):
+            table.add_column("class" if i == 0 else f"{i + 1}.")
+            table.add_column("%", justify="right")
+        for name, ranked in zip(found.names, best, strict=True):
+            table.add_row(name, *(cell for label, p in ranked for cell in (label, f"{100 * p:.1f}")))
+        Console().print(table)
+
+
+def _entry(name: str, ranked: list[tuple[str, float]]) -> dict[str, Any]:
+    told = [{"class": label, "probability": round(p, 6)} for label, p in ranked]
+    return {"image": name, "label": ranked[0][0], "top": told}
+
+
+def export(
+    run: Run,
+    client: Client = None,
+    common: Common = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="the .safetensors file (default: below exports/ in the run's folder)")
+    ] = None,
+) -> None:
+    """Write one model as a file of its own, which promptfed.load() and `promptfed predict` take."""
+    file = loading.export(run, out, client=client, common=common)
+    size = file.stat().st_size
+    Console().print(f"{file} ({size:,} bytes), described by {file.with_suffix('.json').name}", soft_wrap=True)
+
+
+def join(
+    run: Run,
+    data: Annotated[Path, typer.Option("--data", help="the new site's images: class/*.jpg")],
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds of local training, alone")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", help="the folder to write (default: one below runs/)")] = None,
+    device: Device = "auto",
+) -> None:
+    """Let a new site start from a finished run: it gets a model of its own, the run stays as it is."""
+    joined = joining.join(run, data, rounds=rounds, out=out, device=device)
+    numbers, console = joined.numbers, Console()
+    table = Table(title=f"{numbers['site']}: test accuracy in %, {numbers['n_test']} images", title_justify="left")
+    for header in ("class", "images", "before", "after"):
+        table.add_column(header, justify="left" if header == "class" else "right")
+    before, after = numbers["before"], numbers["after"]
+    for name, row in before["classes"].items():
+        table.add_row(name, str(row["n"]), _percent(row["accuracy"]), _percent(after["classes"][name]["accuracy"]))
+    table.add_row("all", str(numbers["n_test"]), _percent(before["accuracy"]), _percent(after["accuracy"]))
+    console.print(table)
+    console.print(
+        f"everything is in {joined.folder}: {joining.MODEL} for promptfed predict, join.json, join.png", soft_wrap=True
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

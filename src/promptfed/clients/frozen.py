@@ -1,0 +1,143 @@
+"""Never compute twice what is frozen: values of samples that depend on frozen weights only.
+
+A tuning names what it wants of each sample (`frozen_name`) and how it is computed (`frozen`). Values are kept in
+memory-mapped files below the cache folder, for all processes, rounds, seeds and runs: the system's page cache holds
+what fits into memory, the disk the rest. The key holds weights, dataset and preprocessing, so a change of any of them
+is another entry. Entries that were not used for longest make room when the budget is exceeded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data import Dataset, cache
+from ..models import Model
+from ..params import Params, stack
+from ..tuning import Tuning
+
+CHUNK = 128  # samples a forward pass
+
+
+class FrozenValues:
+    """The frozen values of a dataset's samples under one model, each computed when it is first asked for."""
+
+    def __init__(self, tuning: Tuning, model: Model, dataset: Dataset, device: torch.device, budget: float) -> None:
+        self._tuning, self._model, self._dataset, self._device = tuning, model, dataset, device
+        self._files: dict[str, np.memmap] | None = None
+        one = {name: v.cpu().numpy() for name, v in self._forward(slice(0, 1)).items()}
+        need = len(dataset) * sum(v.nbytes for v in one.values())
+        if need > budget:
+            warnings.warn(
+                f"engine.frozen_gb = {budget / 1e9:g} is too little for the {tuning.frozen_name(model)} of "
+                f"{len(dataset)} images ({need / 1e9:.1f} GB): they are computed anew every time",
+                stacklevel=2,
+            )
+            return
+        path = cache.root() / "frozen" / self._key()
+        with _alone(path.parent):
+            if not cache.finished(path):
+                _make_room(path.parent, budget - need)
+                with cache.writing(path) as folder:
+                    for name, v in one.items():
+                        _allocate(folder / f"{name}.npy", v.dtype, (len(dataset), *v.shape[1:]))
+                    _allocate(folder / "known.npy", np.dtype(np.bool_), (len(dataset),))
+                    (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
+            os.utime(path)  # used last
+            self._files = {file.stem: np.load(file, mmap_mode="r+") for file in path.glob("*.npy")}
+
+    def __call__(self, index: np.ndarray) -> Params:
+        """(n, ...) of each value, on the device."""
+        # Whole chunks of the dataset, always cut alike: kernels round by the size of a batch, and a value must not
+        # depend on who asked for it first.
+        if self._files is None:
+            return self._anew(index)
+        known = self._files["known"]
+        for chunk in np.unique(index[~known[index]] // CHUNK):
+            part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            for name, v in self._forward(part).items():
+                self._files[name][part] = v.cpu().numpy()
+            known[part] = True  # last, so that no other process takes a value that is not there yet
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(file[index])).to(self._device)
+            for name, file in self._files.items()
+            if name != "known"
+        }
+
+    def _anew(self, index: np.ndarray) -> Params:
+        found: dict[int, Params] = {}
+        chunks, places = index // CHUNK, index % CHUNK
+        for chunk in np.unique(chunks):
+            values = self._forward(slice(chunk * CHUNK, (chunk + 1) * CHUNK))
+            for i in np.flatnonzero(chunks == chunk):
+                found[int(i)] = {name: v[places[i]] for name, v in values.items()}
+        if not found:
+            return {name: v[:0] for name, v in self._forward(slice(0, 1)).items()}
+        return stack([found[i] for i in range(len(index))])
+
+    def _forward(self, part: slice) -> Params:
+        mean, std = normalisation(self._model, self._dataset, self._device)
+        x = torch.from_numpy(np.array(self._dataset.images[part])).to(self._device)
+        with torch.no_grad():
+            return self._tuning.frozen(self._model, (x.float() - mean) / std)
+
+    def _key(self) -> str:
+        digest = blake2b(digest_size=16)
+        for name, p in sorted(self._model.weights.items()):
+            if not name.startswith("head."):  # never part of what is frozen
+                digest.update(name.encode())
+                digest.update(p.detach().cpu().contiguous().numpy().tobytes())
+        mean, std = normalisation(self._model, self._dataset, torch.device("cpu"))
+        return cache.key(
+            weights=digest.hexdigest(),
+            dataset=self._dataset.fingerprint,
+            scale=[mean.flatten().tolist(), std.flatten().tolist()],
+            value=self._tuning.frozen_name(self._model),
+            device=self._device.type,
+        )
+
+
+def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation (C, 1, 1) on the scale of stored pixels. A pre-trained model wants its own."""
+    scale = model.preprocess or dataset
+    mean, std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
+    return mean, std
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time makes or removes entries."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """An array of zeros on disk. Its blocks are taken at once: a disk that fills up later would kill who writes."""
+    np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _make_room(folder: Path, left: float) -> None:
+    """Removes the entries that were not used for longest, until the rest fits into what is left of the budget."""
+    entries = sorted((p for p in folder.glob("[!.]*") if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    sizes = [sum(f.stat().st_size for f in entry.iterdir()) for entry in entries]
+    total = sum(sizes)
+    for entry, size in zip(entries, sizes, strict=True):
+        if total <= left:
+            break
+        cache.discard(entry)
+        total -= size

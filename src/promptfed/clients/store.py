@@ -1,0 +1,93 @@
+"""What clients remember between rounds, on disk.
+
+Every value is kept under (client, round), and the one before it is kept too. A round that is trained again after a
+crash therefore starts from what the client knew before that round: training is idempotent, and no commit has to span
+clients and server. Large tensors that are sent once are files, named by their content.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import lmdb
+
+from ..errors import UserError
+from ..params import Params
+from .wire import pack, unpack
+
+_KEY = struct.Struct(">QI")  # client, round: big-endian, so that LMDB's order is theirs
+_MAP = 1 << 40  # an address range, not a size on disk
+
+
+class Store:
+    """Safetensors blobs in LMDB: constant memory for any number of clients, shared by processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is private is nobody else's, on this machine too
+        try:
+            self._env = lmdb.open(
+                str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512, mode=0o600
+            )
+        except lmdb.Error as error:
+            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+
+    def get(self, client: int, before: int) -> Params:
+        """The newest value that was put in a round earlier than `before`; empty if there is none."""
+        with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
+            found = cursor.set_range(_KEY.pack(client, before))
+            if not (cursor.prev() if found else cursor.last()):
+                return {}
+            if _KEY.unpack(cursor.key())[0] != client:
+                return {}
+            return unpack(bytes(cursor.value()))[0]
+
+    def put(self, round: int, values: Mapping[int, Params]) -> None:
+        """Stores the clients' values of this round, all or none."""
+        try:
+            with self._env.begin(write=True) as txn:
+                for client, params in values.items():
+                    self._forget(txn, client, round)
+                    txn.put(_KEY.pack(client, round), pack(params))
+        except lmdb.Error as error:
+            raise UserError(
+                f'the clients\' state in "{self._path}" cannot be written: {error}; make room and resume the run, '
+                "completed rounds are kept"
+            ) from None
+
+    def add(self, digest: str, blob: bytes) -> None:
+        """Keeps a blob that was sent once."""
+        file = self._path / "once" / digest
+        if file.exists() and file.stat().st_size == len(blob):  # a power cut may have left less
+            return
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        part = file.with_name(f"{digest}.{os.getpid()}")
+        try:
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+                opened.write(blob)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def once(self, digest: str) -> Params:
+        return unpack((self._path / "once" / digest).read_bytes())[0]
+
+    def _forget(self, txn: lmdb.Transaction, client: int, round: int) -> None:
+        """Drops all but the newest value from before this round."""
+        rounds = []
+        with txn.cursor() as cursor:
+            more = cursor.set_range(_KEY.pack(client, 0))
+            while more and _KEY.unpack(cursor.key())[0] == client:
+                rounds.append(_KEY.unpack(cursor.key())[1])
+                more = cursor.next()
+        kept = max((r for r in rounds if r < round), default=None)
+        for r in rounds:
+            if r != kept:
+                txn.delete(_KEY.pack(client, r))
+
+    def __len__(self) -> int:
+        return int(self._env.stat()["entries"])
+
+    def close(self) -> None:
+        self._env.close()

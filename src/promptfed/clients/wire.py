@@ -1,0 +1,33 @@
+"""What travels and what is stored: tensors and a JSON note in one safetensors blob. No pickle.
+
+Nothing to say is an empty blob."""
+
+import json
+from typing import Any
+
+from safetensors.torch import load, save
+
+from ..params import Params
+
+_NOTE = "promptfed"  # the one metadata key we write
+
+
+def pack(params: Params, note: dict[str, Any] | None = None) -> bytes:
+    if not params and not note:
+        return b""
+    tensors: Params = {}
+    seen: set[int] = set()
+    for name, p in params.items():
+        p = p.detach().cpu().contiguous()
+        at = p.untyped_storage().data_ptr()
+        tensors[name] = p.clone() if at in seen else p  # safetensors takes no two names for one memory
+        seen.add(at)
+    return bytes(save(tensors, metadata={_NOTE: json.dumps(note or {}, sort_keys=True)}))
+
+
+def unpack(blob: bytes) -> tuple[Params, dict[str, Any]]:
+    if not blob:
+        return {}, {}
+    size = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + size])
+    return dict(load(blob)), json.loads(header["__metadata__"][_NOTE])

@@ -1,0 +1,198 @@
+"""The client's end of a Flower federation: one ClientApp that answers for any method, through a Host.
+
+Flower may start a fresh process for every message, and forgets a node's Context between runs: nothing is kept in
+either. What a client remembers is in the Host's store on its own disk. A node is one client.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from hashlib import sha256
+from logging import ERROR, WARNING
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import methods
+from ..clients.frozen import normalisation
+from ..clients.host import Host
+from ..clients.host import Message as Said
+from ..data import Dataset
+from ..errors import UserError
+from ..method import Method
+from ..models import Model
+from ..privacy import Privacy
+from ..runs.build import Parts, host_from
+from . import wire as wire  # first: it tells Flower to keep quiet
+from .site import Place, SiteHost, run_name
+
+# isort: split
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+Find = Callable[[Context], tuple[Host, int]]  # where a node's data are, and which client it is
+
+
+def client_app(find: Find) -> ClientApp:
+    app = ClientApp()
+    handle = partial(answer, find)
+    for kind in wire.TYPES.values():
+        category, action = kind.split(".")
+        getattr(app, category)(action)(handle)
+    return app
+
+
+def answer(find: Find, message: Message, context: Context) -> Message:
+    """Never raises: what is wrong is answered in one sentence, so that the server can record it."""
+    try:
+        note, blobs = _answered(find, message, context)
+    except UserError as error:
+        log(WARNING, "%s", error)  # the site is to know as well as the server
+        note, blobs = {"error": str(error)[:2000]}, []
+    except Exception as error:
+        # The sentence of an exception may quote data, so it stays here.
+        log(ERROR, "%s", traceback.format_exc())
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}, line {at.lineno}"
+        note, blobs = {"error": f"{type(error).__name__} in {where}; the node's log says more"}, []
+    return Message(wire.write(note, [wire.array(blob) for blob in blobs]), reply_to=message)
+
+
+def _answered(find: Find, message: Message, context: Context) -> Said:
+    note, blobs = wire.read_request(message.content)
+    if message.metadata.message_type != wire.TYPES[note["ask"]]:
+        raise wire.Malformed(f'malformed message: "{note["ask"]}" is asked in a message of another type')
+    host, client = find(context)
+    sites = host.federation.sites
+    if not 0 <= client < len(sites):
+        raise UserError(f"this node is client {client}, and its partition has clients 0 to {len(sites) - 1}")
+    about = _about(host)
+    if note["ask"] == "identify":
+        other = differing(note.get("fingerprint", {}), about)
+        if other:
+            log(WARNING, "this site has %s than the server, which will refuse it", other)
+        return {"client": client, "n": len(sites[client].train), "fingerprint": about}, []
+    other = differing(note.pop("fingerprint", {}), about)
+    if other:
+        raise UserError(f"client {client} has {other} than the server")
+    if note["clients"] != [client]:
+        raise UserError(f"client {note['clients'][0]} is asked, and this node is client {client}")
+    if not set(note["new"]) <= set(note["once"][0].values()):
+        raise wire.Malformed("malformed message: it holds what is sent once and does not name it")
+    for digest, place in note["new"].items():
+        if sha256(blobs[place]).hexdigest() != digest:
+            raise wire.Malformed("malformed message: a blob that is sent once has another digest than it says")
+    for blob in blobs:
+        wire.tensors(blob)
+    return host(note, blobs)
+
+
+def fingerprint(
+    method: Method, model: Model, dataset: Dataset, seed: int, privacy: Privacy | None = None
+) -> dict[str, str]:
+    """What must be the same at every node and at the server, since it is never sent."""
+    weights = sha256()
+    for name, p in sorted(model.weights.items()):
+        weights.update(f"{name} {p.dtype} {tuple(p.shape)} ".encode())
+        weights.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    scale = [v.flatten().tolist() for v in normalisation(model, dataset, torch.device("cpu"))]
+    kind, layers = type(method), [type(layer).__qualname__ for layer in methods.everything(method.tuning)]
+    parts: dict[str, Any] = {
+        "backbone": [model.name, weights.hexdigest()],
+        "preprocessing": [list(dataset.images.shape[1:]), scale],
+        "class list": list(dataset.classes),
+        "method": [kind.__module__, kind.__qualname__, layers],
+        **{f"method.{name}": value for name, value in methods.settings(method).items()},
+        "seed": seed,
+        "privacy": privacy.model_dump() if privacy and privacy.on else None,
+    }
+    texts = {part: json.dumps(value, sort_keys=True, default=str) for part, value in parts.items()}
+    return {part: sha256(text.encode()).hexdigest() for part, text in texts.items()}
+
+
+def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """In what two fingerprints differ, in words: "another backbone and another seed"; empty if in nothing."""
+    return " and ".join(f"another {part}" for part, value in wanted.items() if found.get(part) != value)
+
+
+_last: list[tuple[Model, dict[str, str]]] = []  # a model's weights are hashed once, not for every message
+
+
+def _about(host: Host) -> dict[str, str]:
+    if not _last or _last[0][0] is not host.model:
+        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed, host.privacy)
+        _last[:] = [(host.model, about)]
+    return _last[0][1]
+
+
+# ---- where a node's data are
+
+_hosts: dict[str, Host] = {}  # of this process: at most one, by its description
+
+
+def hosted(description: str) -> Host:
+    """The host of a JSON description (build.host_from), made once in a process. A model is not loaded per message."""
+    if description not in _hosts:
+        forget()
+        given = json.loads(description)
+        # Not in place of Ray's own entries, as a worker process does it, but behind them.
+        sys.path.extend(entry for entry in given.get("path", []) if entry not in sys.path)
+        _hosts[description] = host_from(given)
+    return _hosts[description]
+
+
+def forget() -> None:
+    """Closes the host of this process."""
+    for host in _hosts.values():
+        host.close()
+    _hosts.clear()
+
+
+def simulated(file: str, context: Context) -> tuple[Host, int]:
+    """In a simulation one host, described in a file of the run, serves all clients; Flower numbers the nodes."""
+    return hosted(Path(file).read_text()), int(context.node_config["partition-id"])
+
+
+class Resident:
+    """The site's parts, loaded once, and the host of the run that is asked for."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.parts: Parts = place.parts()
+        self._name, self._host = "", None  # type: str, SiteHost | None
+
+    def __call__(self, context: Context) -> tuple[SiteHost, int]:
+        """Each run has its own memory, by the name that the server gives it."""
+        name = run_name(context.run_config.get("run"))
+        if self._host is None or name != self._name:
+            self.close()
+            self._host, self._name = self.place.host(name, self.parts), name
+        self._host.run = context.run_id
+        return self._host, self.place.settings.client
+
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+        self._host = None
+
+
+_residents: dict[str, Resident] = {}  # of this process, by the site's folder
+
+
+def at_site(context: Context) -> tuple[Host, int]:
+    """For nodes that Flower itself starts processes for: their own configuration names the site's folder.
+
+    No message says where anything is: a server cannot make a node open files of its choice.
+    """
+    place = context.node_config.get("site")
+    if not isinstance(place, str):
+        raise UserError('this node\'s --node-config has no site="..." that names its folder')
+    if place not in _residents:
+        _residents[place] = Resident(Place.open(Path(place)))
+    return _residents[place](context)

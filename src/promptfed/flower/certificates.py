@@ -1,0 +1,225 @@
+"""Keys and certificates of a consortium: an authority and a server certificate for TLS, a key pair for each site.
+
+Private keys are files that only their owner can read, and stay where they were made.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ..errors import UserError
+from ..runs import record
+from .site import KEY as KEY
+
+CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+PUBLIC = "site.pub"
+_LOCAL = ("localhost", "127.0.0.1")
+_AUTHORITY_DAYS = 3650
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A new file for its owner alone, from its first byte on."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise UserError(f'"{path}" is there already; move it away if there is to be a new one') from None
+
+
+def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
+    """ca.pem, server.pem and their keys. The authority outlives many certificates: sites are given it once."""
+    names = _names(hosts)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("promptfed consortium")
+    ca = (
+        _certificate(name, name, key.public_key(), _in(_AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(folder / CA_KEY, _pem(key))
+    (folder / CA).write_bytes(pem(ca))
+    _issue(folder, ca, key, names, days)
+
+
+def renew(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
+    """Another server.pem from the authority that is there: sites trust it as they did the last."""
+    ca, key = read_authority(folder / CA), _read_key(folder / CA_KEY)
+    if key.public_key() != ca.public_key():
+        raise UserError(f'"{folder / CA_KEY}" is not the key of {CA}')
+    _issue(folder, ca, key, _names(hosts), days)
+
+
+def _issue(
+    folder: Path, ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey, names: list[x509.GeneralName], days: int
+) -> None:
+    """server.pem, with the key that is there if there is one."""
+    if not (folder / SERVER_KEY).exists():
+        write_private(folder / SERVER_KEY, _pem(ec.generate_private_key(ec.SECP384R1())))
+    key = _read_key(folder / SERVER_KEY).public_key()
+    server = (
+        _certificate(_name(str(names[0].value)), ca.subject, key, min(_in(days), ca.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    record.write(folder / SERVER, pem(server))
+
+
+# ---- read back
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
+    except Exception:  # of several kinds, by what is wrong with it
+        raise UserError(f'"{path}" is not a certificate') from None
+
+
+def read_authority(path: Path) -> x509.Certificate:
+    """A certificate that others can be trusted by, and still."""
+    found = read_certificate(path)
+    try:
+        signs = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        signs = False
+    if not signs:
+        raise UserError(f'"{path}" is not the certificate of an authority ({CA})')
+    if expired(found):
+        raise UserError(
+            f'"{path}" expired on {until(found)}: the consortium needs another authority, and every site its {CA}'
+        )
+    return found
+
+
+def expired(certificate: x509.Certificate) -> bool:
+    return bool(certificate.not_valid_after_utc <= datetime.now(UTC))
+
+
+def until(certificate: x509.Certificate) -> str:
+    return f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    content: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return content
+
+
+def hosts(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that it holds for."""
+    try:
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in named]
+
+
+def make_pair(folder: Path) -> Path:
+    """A site's key pair, as Flower reads it; -> the public key, which is to be sent to the server's engineer."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    content = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    write_private(folder / KEY, content)
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (folder / PUBLIC).write_bytes(public + b"\n")
+    return folder / PUBLIC
+
+
+def read_public(path: Path) -> ec.EllipticCurvePublicKey:
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
+    except Exception:  # of several kinds, by what is wrong with it
+        raise UserError(f'"{path}" is not a public key of a site ({PUBLIC})') from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UserError(f'"{path}" is not an elliptic-curve key, as a site makes it ({PUBLIC})')
+    return key
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """The hosts', and those of this machine itself."""
+    return [_general(host) for host in dict.fromkeys([*hosts, *_LOCAL])]
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise UserError(f'--host = "{host}" must be a name in ASCII or an address; xn--... for other letters') from None
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - timedelta(minutes=10))  # clocks differ
+        .not_valid_after(end)
+    )
+
+
+def _in(days: int) -> datetime:
+    return datetime.now(UTC) + timedelta(days=days)
+
+
+def _usage(sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
+    except Exception:  # of several kinds, by what is wrong with it
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f'"{path}" is not a private key as promptfed flower certs makes it')
+    return key
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    pem: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem

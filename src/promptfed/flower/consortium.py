@@ -1,0 +1,108 @@
+"""A consortium's folder at its server: what the sites have agreed on, and the Flower app that is submitted.
+
+consortium.toml  what all have agreed on; every site has a copy
+app/             the Flower app: two modules of one line, which name what is installed
+tls/             the authority and the server's certificate
+nodes.json       which node is which client, as admitted
+superlink.db     what the SuperLink remembers: nodes and their keys
+runs/NAME/       the folders of runs
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from ..errors import UserError
+from ..runs import build, record
+from ..runs import config as C
+from .site import AGREED
+
+APP, TLS, DATABASE = "app", "tls", "superlink.db"
+
+_PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "promptfed-consortium"
+version = "1.0.0"
+description = "Prompt-based federated learning between sites"
+license = "Apache-2.0"
+requires-python = ">=3.11"
+dependencies = ["promptfed[flower]=={version}"]
+
+[tool.flwr.app]
+publisher = "promptfed"
+
+[tool.flwr.app.components]
+serverapp = "consortium_app.server:server_app"
+clientapp = "consortium_app.site:site_app"
+
+[tool.flwr.app.config]
+run = "first"
+"""
+_FILES = {
+    "consortium_app/__init__.py": "",
+    "consortium_app/server.py": "from promptfed.flower.server import server_app as server_app\n",
+    "consortium_app/site.py": "from promptfed.flower.simulation import site_app as site_app\n",
+}
+
+
+def create(folder: Path, config: C.Config) -> None:
+    """Writes a new consortium's folder, if its model and method fit together."""
+    if (folder / AGREED).exists():
+        raise UserError(f'"{folder}" holds a consortium already')
+    build.assemble(config)
+    app = folder / APP
+    for name, text in {"pyproject.toml": _PROJECT.format(version=version("promptfed")), **_FILES}.items():
+        (app / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (app / name).write_text(text)
+    agreed = {key: value for key, value in config.complete().items() if key != "partition"}  # nobody deals images out
+    (folder / AGREED).write_text(C.dump(agreed))
+
+
+def read(folder: Path) -> C.Config:
+    if not (folder / AGREED).exists():
+        raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
+    config = C.make(C.read(folder / AGREED))
+    if config.consortium is None:
+        raise UserError(f'"{folder / AGREED}" has no [consortium]')
+    return config
+
+
+# ---- who is admitted
+
+
+def taken(file: Path, client: int, node: int | None) -> int | None:
+    """Another node that is this client."""
+    return next((other for other, number in _admitted(file).items() if number == client and other != node), None)
+
+
+def remember(file: Path, node: int, client: int) -> None:
+    """Notes which client a node is; what else it or another has been is forgotten."""
+    kept = {other: number for other, number in _admitted(file).items() if number != client and other != node}
+    _write(file, {**kept, node: client})
+
+
+def forget(file: Path, client: int) -> int:
+    """-> the node that was this client"""
+    node = taken(file, client, None)
+    if node is None:
+        raise UserError(f"--client = {client} is not admitted")
+    _write(file, {other: number for other, number in _admitted(file).items() if number != client})
+    return node
+
+
+def _admitted(file: Path) -> dict[int, int]:
+    try:
+        return {int(node): int(client) for node, client in json.loads(file.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f'"{file}" is damaged: it must hold a number for each node, {{"node": number, ...}}') from None
+
+
+def _write(file: Path, nodes: dict[int, int]) -> None:
+    record.write(file, (json.dumps(nodes, indent=1) + "\n").encode())

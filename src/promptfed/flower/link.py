@@ -1,0 +1,269 @@
+"""The server's end: the SuperLink, with a door in front of it, and what is asked of it from the same machine.
+
+Flower serves three interfaces on one port. The Fleet interface is for nodes, which sign what they ask with their keys.
+The Control interface starts and stops runs, takes apps whose code is then run, and registers nodes; the Runtime
+interface is for the processes that run them. Neither of these asks who is there, so the door lets nobody in from other
+machines.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from . import certificates
+from .consortium import APP, DATABASE, TLS, read
+from .server import FOLDER, LINK
+
+# isort: split
+import httpx
+import uvicorn
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import ISOLATION_MODE_SUBPROCESS, TRANSPORT_TYPE_GRPC_RERE
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.constant import NodeStatus
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.http_logging import get_uvicorn_log_config
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+from flwr.superlink.main import create_app
+
+_Scope = MutableMapping[str, Any]
+_App = Callable[[_Scope, Any, Any], Awaitable[None]]
+_OPEN = "/v1/fleet/"  # what other machines may ask for
+_ASKED = "127.0.0.1"  # where the SuperLink is asked from its own machine
+_LISTEN = {_ASKED: [_ASKED], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # always there, too
+
+
+class Door:
+    """From other machines nothing is let in but what nodes ask for."""
+
+    def __init__(self, app: _App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or scope.get("path", "").startswith(_OPEN) or _here(scope.get("client")):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"only nodes are answered from other machines"})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+def _here(client: Any) -> bool:
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except (TypeError, ValueError, IndexError):
+        return False
+
+
+def link(
+    folder: Path, host: str = _ASKED, insecure: bool = False, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Runs the consortium's SuperLink until it is stopped. `insecure`: without TLS and keys, on this machine alone."""
+    folder = folder.expanduser().absolute()
+    agreed = read(folder).consortium
+    assert agreed
+    if host not in _LISTEN:
+        raise UserError(
+            f'--host = "{host}" must be {_ASKED}, for this machine alone, or 0.0.0.0, for all of its addresses; '
+            "::, for those of IPv6 too"
+        )
+    if insecure and host != _ASKED:
+        raise UserError(f'--host = "{host}" needs TLS: without it the SuperLink serves {_ASKED} alone')
+    name, _, port = agreed.address.rpartition(":")
+    end = "" if insecure else f"; its certificate holds until {_checked(folder, [name, _ASKED])}"
+    listeners = [_bound(address, int(port)) for address in _LISTEN[host]]
+    os.umask(0o077)
+    os.environ |= {FOLDER: str(folder), LINK: str(os.getpid()), "FLWR_HOME": str(folder / ".flwr")}
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's programs
+    config = _config(folder, host, int(port), insecure)
+    logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit asks all the time
+    app = create_app(config, SuperLinkLifespan)
+    app.add_middleware(Door)  # outermost
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=get_uvicorn_log_config(30),
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            proxy_headers=False,  # nobody is believed who says where a request comes from
+        )
+    )
+    say(f"sites find the SuperLink at {agreed.address}{end}; other machines than this one are answered as nodes only")
+    try:
+        server.run(sockets=listeners)
+    except KeyboardInterrupt:
+        return
+    if not server.started:
+        raise UserError("the SuperLink could not be started: its log says why")
+
+
+def _config(folder: Path, host: str, port: int, insecure: bool) -> SuperLinkLifespanConfig:
+    files = [folder / TLS / name for name in (certificates.CA, certificates.SERVER, certificates.SERVER_KEY)]
+    ca, pem, key = (None, None, None) if insecure else map(str, files)
+    return SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host=host,
+        port=port,
+        insecure=insecure,
+        certificates=None if insecure else (files[0].read_bytes(), files[1].read_bytes(), files[2].read_bytes()),
+        superexec_auth_secret=None,
+        authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=not insecure,
+        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=ca,
+        ssl_certfile=pem,
+        ssl_keyfile=key,
+        database=":flwr-in-memory:" if insecure else str(folder / DATABASE),
+        isolation=ISOLATION_MODE_SUBPROCESS,
+        runtime_dependency_install=False,  # nothing is fetched
+    )
+
+
+def _checked(folder: Path, names: Sequence[str]) -> str:
+    """Until when the server's certificate holds, if it does and for these names."""
+    tls, again = folder / TLS, f"promptfed flower certs {folder}"
+    if not all((tls / name).exists() for name in (certificates.CA, certificates.SERVER, certificates.SERVER_KEY)):
+        raise UserError(f'"{tls}" holds no certificates: {again} makes them')
+    certificates.read_authority(tls / certificates.CA)
+    found = certificates.read_certificate(tls / certificates.SERVER)
+    end = certificates.until(found)
+    if certificates.expired(found):
+        raise UserError(f"the server's certificate expired on {end}: {again} renews it")
+    held = certificates.hosts(found)
+    for name in names:
+        if name not in held:
+            raise UserError(f'the server\'s certificate does not hold for "{name}": {again} makes one that does')
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            tls / certificates.SERVER, tls / certificates.SERVER_KEY
+        )
+    except ssl.SSLError:
+        raise UserError(f'"{tls / certificates.SERVER_KEY}" is not the key of the certificate: {again}') from None
+    return end
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """The port, taken and not yet open."""
+    six = ":" in host
+    try:
+        listener = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if six:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # to the door 127.0.0.1 must look like it
+        listener.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} is in use: is this consortium's SuperLink running already?") from None
+        raise UserError(f"port {port} of {host} cannot be listened on: {error.strerror}") from None
+    return listener
+
+
+# ---- asked of it
+
+
+@contextmanager
+def control(folder: Path, insecure: bool) -> Iterator[ControlHttpClient]:
+    """The SuperLink's Control interface, from its own machine."""
+    agreed = read(folder).consortium
+    assert agreed
+    address = f"{_ASKED}:{agreed.address.rpartition(':')[2]}"
+    if not insecure and not (folder / TLS / certificates.CA).exists():
+        raise UserError(f'"{folder / TLS}" holds no certificates: promptfed flower certs {folder} makes them')
+    authority = None if insecure else (folder / TLS / certificates.CA).read_bytes()
+    client = ControlHttpClient.from_server_address(
+        address, insecure, authority, [RuntimeVersionHttpInterceptor(component_name="flwr")]
+    )
+    try:
+        yield client
+    except httpx.HTTPStatusError as error:
+        told = FlowerError.from_json(error.response.text)
+        raise UserError(f"the SuperLink refuses: {told.message if told else error.response.text[:500]}") from None
+    except httpx.HTTPError as error:
+        raise UserError(_unanswered(error, address, folder)) from None
+    finally:
+        client.close()
+
+
+def _unanswered(error: httpx.HTTPError, address: str, folder: Path) -> str:
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of what answers at {address} is not trusted ({cause.verify_message}): promptfed flower "
+            f"certs {folder} renews it, and the SuperLink reads it when it starts"
+        )
+    if cause:
+        return f"what answers at {address} does not speak TLS: is it a SuperLink that was started with --insecure?"
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return f"what answers at {address} breaks off: a SuperLink with TLS is not asked with --insecure"
+    return f"no SuperLink answers at {address} ({type(error).__name__}): start it first"
+
+
+def registered(client: ControlHttpClient, key: Path) -> int | None:
+    """-> the number of the node that has this key"""
+    public = public_key_to_bytes(certificates.read_public(key))
+    for node in client.ListNodes(ListNodesRequest()).nodes_info:
+        if node.public_key == public and node.status != NodeStatus.UNREGISTERED:
+            return int(node.node_id)
+    return None
+
+
+def register(client: ControlHttpClient, key: Path) -> int:
+    """-> the new node's number"""
+    public = public_key_to_bytes(certificates.read_public(key))
+    return int(client.RegisterNode(RegisterNodeRequest(public_key=public, name=key.stem)).node_id)
+
+
+def start(client: ControlHttpClient, folder: Path, name: str) -> int:
+    """Submits the consortium's app; -> Flower's number of the run"""
+    packed = build_fab_from_disk(folder / APP)
+    fab = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+    request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"run": name}))
+    return int(client.StartRun(request).run_id)
+
+
+def stop(client: ControlHttpClient, run: int) -> None:
+    client.StopRun(StopRunRequest(run_id=run))
+
+
+def status(client: ControlHttpClient, run: int) -> tuple[str, str, str]:
+    """-> "pending", "starting", "running" or "finished"; then how it finished, and why"""
+    found = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+    return found.status, found.sub_status, found.details
+
+
+__all__ = ["Door", "control", "link", "register", "registered", "start", "status", "stop"]

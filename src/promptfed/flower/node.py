@@ -1,0 +1,212 @@
+"""A site's node: Flower's SuperNode, and beside it one process that holds model, images and memory and answers.
+
+Left to itself a SuperNode starts a process for every message, which unpacks the app that the server has sent, imports
+it and loads the model. With `--isolation process` it leaves that to others: here, to `serve()`, which takes the
+SuperNode's tasks as they come and answers them with the promptfed that is installed at the site. So the model is loaded
+once, and no code that comes over the network is ever run. Tasks are handed out to whoever has the secret that is made
+for each start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from logging import WARNING
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from ..errors import UserError
+from .app import Resident, client_app
+from .certificates import PUBLIC, write_private
+from .site import Place
+from .supernode import LOG, SuperNode
+from .wire import TYPES
+
+# isort: split
+import httpx
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SubStatus
+from flwr.common.logger import log
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+_POLL = 0.1  # seconds between looks for a task
+_GHOST = 90.0  # seconds: for up to 60 Flower takes a killed node for one that is there, and refuses it a second time
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+def run(place: Place, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
+    """Runs the site's node until it is stopped, or cannot connect."""
+    os.umask(0o077)
+    place.private()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by way of what has to be put away
+    with _alone(place):
+        resident = Resident(place)
+        try:
+            _keep_up(place, client_app(resident), insecure, said)
+        except KeyboardInterrupt:
+            said("stopped; what is private is kept")
+        finally:
+            resident.close()
+
+
+def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
+    """For a minute Flower takes a node that was killed for one that is there, and refuses it a second time."""
+    until: float | None = None  # of refusals, from the first on: to connect may have taken long
+    while True:
+        node, code = _attend(place, app, insecure, said)
+        if until is None or node.connected:
+            until = time.monotonic() + _GHOST
+        if node.fault:
+            raise UserError(node.fault)
+        if not node.refused and not node.connected:
+            raise UserError(f"the SuperNode has ended (exit code {code}): {place.folder / LOG} says why")
+        if time.monotonic() > until:
+            raise UserError(
+                f"the SuperLink refuses this site: its key is not admitted (send {place.folder / PUBLIC} to the "
+                "server's engineer), or another node has it"
+            )
+        refused = "the SuperLink refuses this site so far: not admitted, or its last node ended a moment ago"
+        said(f"{refused if node.refused else 'the SuperNode has ended'}; trying again")
+        time.sleep(5)
+
+
+@contextmanager
+def _alone(place: Place) -> Iterator[None]:
+    """One node at a time has the site's folder."""
+    with (place.folder / ".node").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(f"this site's node is running already (process {file.read().strip()})") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:
+    """Answers for one SuperNode until it ends; -> it, and its exit code"""
+    with tempfile.TemporaryDirectory(dir=place.folder, prefix=".node-") as scratch:
+        secret, port = secrets.token_bytes(32), _free_port()
+        write_private(Path(scratch) / "secret", secret)
+        node = SuperNode(place, insecure, port, Path(scratch), said)
+        try:
+            serve(app, f"127.0.0.1:{port}", secret, node.alive, said)
+        finally:
+            code = node.close()
+        return node, code
+
+
+_Task = tuple[ExitStack, RuntimeHttpClient, Message, Context]  # what is to be put away behind it, and what is asked
+
+
+def serve(
+    app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool], said: Callable[[str], None] = lambda _: None
+) -> None:
+    """Takes tasks from the SuperNode at this address for as long as it is alive, and answers one after the other.
+
+    What a task asks is fetched aside: of one whose SuperLink has died it may never come, and others must not wait.
+    """
+    ready: SimpleQueue[_Task] = SimpleQueue()
+    with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
+        while alive():
+            try:
+                found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                if found.HasField("task") and found.token:
+                    threading.Thread(target=_fetch, args=(address, found.token, ready), daemon=True).start()
+            except httpx.HTTPError:  # it is not up yet, or going down
+                time.sleep(_POLL)
+            with suppress(Empty):
+                while True:
+                    task = ready.get(timeout=_POLL)
+                    begun = time.monotonic()
+                    _answer(app, *task)
+                    said(f"{_told(*task[2:])}, {time.monotonic() - begun:.1f} s")
+
+
+def _told(message: Message, context: Context) -> str:
+    """What was asked, in words."""
+    about = message.metadata
+    words = {kind: ask for ask, kind in TYPES.items()}
+    round = f", round {about.group_id}" if about.group_id else ""
+    return f"run {context.run_config.get('run')}{round}: {words.get(about.message_type, about.message_type)}"
+
+
+def _fetch(address: str, token: str, ready: SimpleQueue[_Task]) -> None:
+    """What is asked. The server's app comes with it, and is left where it is."""
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(_client(address, RuntimeTokenHttpInterceptor(token)))
+            stack.enter_context(_heartbeat(client))
+            message, context, _, _ = pull_task_input(client)
+        except Exception as error:  # the SuperNode is gone, the task has expired, or the message is none
+            log(WARNING, "a message could not be fetched: %s: %s", type(error).__name__, error)
+            return
+        ready.put((stack.pop_all(), client, message, context))
+
+
+def _answer(app: ClientApp, stack: ExitStack, client: RuntimeHttpClient, message: Message, context: Context) -> None:
+    """One message, answered as Flower's own process would, but by the app that is here."""
+    with stack, suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
+        try:
+            push_message(client, app(message=message, context=context), context)
+        except Exception as error:  # of a message that is none: the next one may be
+            log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
+            push_task_output(client, context, SubStatus.FAILED, type(error).__name__)
+        else:
+            push_task_output(client, context, SubStatus.COMPLETED, "")
+
+
+@contextmanager
+def _client(address: str, interceptor: object) -> Iterator[RuntimeHttpClient]:
+    client = RuntimeHttpClient.from_server_address(
+        address, True, None, [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
+    """Tells that the task is under way. Flower's own would stop this process when a task has expired."""
+
+    def beat() -> bool:
+        with suppress(httpx.HTTPError):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    sender = HeartbeatSender(beat)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,147 @@
+"""The server of a consortium: a ServerApp around the round loop, with the run's folder on the server's own disk.
+
+Flower does not go on with a run whose SuperLink was killed. The folder does: the same name submitted again begins
+behind the last completed round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..runs import api, record
+from ..runs import config as C
+from ..runs.build import Parts
+from ..runs.record import View
+from ..server import Line
+from .clients import FlowerClients
+from .simulation import expected
+from .site import AGREED, run_name
+
+# isort: split
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+LINK = "PROMPTFED_LINK"  # the environment variable that has the number of the SuperLink's process
+_HANDOVER = 15.0  # seconds in which the process of a SuperLink that was killed must have let go of a run
+FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
+NODES = "nodes.json"  # which node is which client
+SIZES = "sizes.json"  # of a run: how many training samples each client has, by what it said
+WAITING = "waiting.json"  # of a run: the clients that it waits for at its start
+
+
+def main(grid: Grid, context: Context) -> None:
+    if FOLDER not in os.environ:
+        raise UserError(f"{FOLDER} must name the folder of the consortium where the SuperLink is started")
+    folder = Path(os.environ[FOLDER])
+    path = folder / "runs" / run_name(context.run_config.get("run"))
+    config = agreed(folder, path)
+    begun = (path / "checkpoint.safetensors").exists()
+
+    def engine(parts: Parts, _: Path) -> FlowerClients:
+        clients = FlowerClients(
+            grid,
+            expected(parts, nodes(folder)),
+            timeout=config.engine.deadline,
+            patience=config.engine.patience,
+            poll=0.5,
+            enough=1 if begun else None,
+            sizes=_numbers(path / SIZES, "client") if begun else None,
+            missing=lambda clients: record.write(path / WAITING, json.dumps(clients).encode()),
+        )
+        record.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
+        return clients
+
+    threading.Thread(target=_end_with, args=(int(os.environ.get(LINK, "0")),), daemon=True).start()
+    until = time.monotonic() + _HANDOVER
+    while True:
+        try:
+            api.execute(config, path, resume=True, view=Log(), engine=engine)
+            return
+        except record.Busy:
+            if time.monotonic() > until:
+                raise UserError(f'run "{path.name}" is under way already') from None
+            time.sleep(0.5)
+
+
+def _end_with(link: int) -> None:
+    """Ends this process when the SuperLink's has ended: it would hold the run's folder, and nobody hears it."""
+    try:
+        while link:
+            os.kill(link, 0)  # which only asks whether it is there
+            time.sleep(0.5)
+    except ProcessLookupError:
+        os._exit(1)
+
+
+def agreed(folder: Path, run: Path) -> C.Config:
+    """The consortium's configuration, which must not change while a run is under way."""
+    config = C.make(C.read(folder / AGREED))
+    if config.consortium is None:
+        raise UserError(f'"{folder / AGREED}" has no [consortium]')
+    if not (run / "checkpoint.safetensors").exists():
+        return config
+    before, now = C.make(C.read(run / "config.toml")).complete(), config.complete()
+    for key in now:
+        if key not in ("rounds", "engine") and now[key] != before.get(key):
+            what = _changed(key, before.get(key), now[key])
+            raise UserError(f'{what} in {AGREED} when run "{run.name}" began: submit it under another name')
+    return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}])[0]
+
+
+def _changed(key: str, before: Any, now: Any) -> str:
+    """method.lr = 0.1 was 0.05"""
+    if isinstance(before, dict) and isinstance(now, dict):
+        name = next(name for name in {**now, **before} if now.get(name) != before.get(name))
+        return _changed(f"{key}.{name}", before.get(name), now.get(name))
+    return f"{key} = {now} was {before}"
+
+
+def nodes(folder: Path) -> dict[int, int] | None:
+    """Which node is which client, where sites have been admitted by their keys."""
+    return _numbers(folder / NODES, "node")
+
+
+def _numbers(file: Path, of: str) -> dict[int, int] | None:
+    if not file.exists():
+        return None
+    try:
+        return {int(key): int(value) for key, value in json.loads(file.read_text()).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f'"{file}" is damaged: it must hold a number for each {of}, {{"{of}": number, ...}}') from None
+
+
+server_app = ServerApp()
+server_app.main()(main)
+
+
+class Log(View):
+    """Rounds, as lines of Flower's log."""
+
+    def begin(self, round: int, clients: Sequence[int]) -> None:
+        log(20, "round %d: clients %s", round, ", ".join(map(str, clients)))
+
+    def end(self, line: Line) -> None:
+        log(20, "%s", told(line))
+
+
+def told(line: Line, clients: int = 0) -> str:
+    """A round in one line. `clients`: how many there are, to tell when a mean is of fewer."""
+    parts = [f"round {line['round']}"]
+    if line["train_loss"] is not None:
+        parts.append(f"loss {line['train_loss']:.4f}")
+    mean = line.get("aggregated", {}).get("summary", {}).get("local", {}).get("mean")
+    if mean is not None:
+        scored = len(line["aggregated"].get("clients", ()))
+        some = f" (of {scored} of {clients} sites)" if scored < clients else ""
+        parts.append(f"mean test accuracy {100 * mean:.1f} %{some}")
+    parts.append(f"{line['seconds']['train'] + line['seconds'].get('evaluate', 0.0):.1f} s")
+    parts += [f"without client {who['client']}: {who['why']}" for who in line["left_out"]]
+    return ", ".join(parts)

@@ -1,0 +1,254 @@
+"""A site of a consortium, in a folder of its own: what it has agreed to, where its images are, and what it keeps.
+
+site.toml        which client it is, where its images and weights are
+consortium.toml  what all have agreed on: the server's own file, word for word
+runs/NAME/       of each run: what is private (clients/), and what the site was last sent (received.safetensors)
+released.json    how many updates it has released under differential privacy, of all runs
+cache/           its images, decoded
+
+The folder is for its owner alone. Nothing in it is ever sent but what a method shares.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..clients.host import Host, Message
+from ..clients.wire import pack, unpack
+from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
+from ..data.partition import stratified
+from ..data.sources import Source
+from ..errors import UserError, nearest, one_sentence, unknown
+from ..params import Params
+from ..privacy import accounting
+from ..runs import build, record
+from ..runs import config as C
+from ..seeding import rng
+from ..training import Work
+from .ledger import Ledger
+
+SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
+SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
+_EMPTY = 100_000  # bytes that a run takes before it has begun
+KEY = "site.key"
+_log = logging.getLogger("flwr")  # a node's own
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+# ---- images
+
+
+def source(path: Path) -> Source:
+    if not path.is_dir():
+        raise UserError(f'--data = "{path}" is not a folder')
+    try:
+        found = folders.folder(path, ()).read(path)
+    except UserError:
+        found = None
+    if found is None or found.domains or found.sites:
+        raise UserError(f'--data = "{path}" must hold images as class/*.jpg, in one folder for each class')
+    return found
+
+
+def places(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
+    """Where the folder's classes are among the known ones. Case, and _ for a space, make no difference."""
+    spelled = {_spelled(name): i for i, name in enumerate(known)}
+    for name in classes:
+        if name not in known and _spelled(name) not in spelled:
+            raise unknown(f'--data = "{path}": class', name, known)
+    return [known.index(name) if name in known else spelled[_spelled(name)] for name in classes]
+
+
+def _spelled(name: str) -> str:
+    return name.lower().replace(" ", "_")
+
+
+def share(dataset: Dataset, seed: int) -> Site:
+    """All of a dataset, split into training, validation and test data: always alike."""
+    parts = stratified([np.arange(len(dataset))], dataset.labels, SPLIT, rng(seed, "join"))[0]
+    return Site(dataset.name, *(np.sort(index) for index in parts))
+
+
+# ---- the folder
+
+
+def run_name(name: Any) -> str:
+    """A run's name, which becomes that of a folder at the server and at every site."""
+    if not isinstance(name, str) or not _RUN.fullmatch(name):
+        raise UserError(f'the run\'s name "{str(name)[:100]}" must be letters, digits, "-", "_" and ".", 100 at most')
+    return name
+
+
+class Settings(BaseModel):
+    """site.toml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    client: int = Field(ge=0, description="which client of the consortium this is")
+    data: str = Field(description="its images: class/*.jpg")
+    backbone: str | None = Field(None, description="where the weights are here; none: where the agreed name says")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    threads: int = Field(0, ge=0, description="threads on a CPU; 0: as many as torch likes")
+    runs_gb: float = Field(20.0, gt=0, description="disk that runs may take here, all together")
+    epsilon: float | None = Field(None, gt=0, description="what the site's updates may reveal at most, over all runs")
+
+
+def read_settings(folder: Path) -> Settings:
+    table = C.read(folder / SETTINGS)
+    for key in table:
+        if key not in Settings.model_fields:
+            allowed = ", ".join(Settings.model_fields)
+            raise UserError(
+                f"{key} in {SETTINGS} is not a setting{nearest(key, Settings.model_fields)}; allowed: {allowed}"
+            )
+    try:
+        return Settings.model_validate(table)
+    except ValidationError as error:
+        raise one_sentence(error, SETTINGS) from None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site's folder, read."""
+
+    folder: Path
+    settings: Settings
+    config: C.Config
+
+    @classmethod
+    def open(cls, folder: Path) -> Place:
+        folder = folder.expanduser().absolute()
+        if not (folder / SETTINGS).exists():
+            raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
+        settings = read_settings(folder)
+        config = C.make(C.read(folder / AGREED))
+        if config.consortium is None:
+            raise UserError(f'"{folder / AGREED}" has no [consortium]')
+        if settings.client >= config.consortium.clients:
+            last = config.consortium.clients - 1
+            raise UserError(f"client = {settings.client} must be 0 to {last}, the clients of the consortium")
+        if settings.epsilon is not None:
+            accounting()
+            if not config.privacy.noise:
+                raise UserError(f"epsilon = {settings.epsilon:g} in {SETTINGS} needs privacy.noise above 0 in {AGREED}")
+        return cls(folder, settings, config)
+
+    def ledger(self) -> Ledger | None:
+        """What it has released, where there is differential privacy."""
+        privacy = self.config.privacy
+        return Ledger(self.folder / RELEASED, privacy, lambda: self.now().epsilon) if privacy.on else None
+
+    def now(self) -> Settings:
+        """site.toml as it is now: what a site allows may be changed while its node is running."""
+        return read_settings(self.folder) if (self.folder / SETTINGS).exists() else self.settings
+
+    def private(self) -> None:
+        """Raises UserError if other accounts of this machine can read what is the site's alone."""
+        for path, mode in ((self.folder, "700"), (self.folder / KEY, "600")):
+            if path.exists() and path.stat().st_mode & 0o077:
+                raise UserError(f'"{path}" can be read by others: chmod {mode} {path}')
+
+    def dataset(self) -> Dataset:
+        """Its images, decoded once, with the consortium's classes and normalisation."""
+        agreed, path = (
+            build.placeholder_federation(self.config).dataset,
+            Path(self.settings.data).expanduser().absolute(),
+        )
+        known = np.array(places(path, source(path).classes, agreed.classes))
+        channels, size, _ = agreed.images.shape[1:]
+        os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
+        held = load(DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std))
+        return replace(held, labels=known[held.labels], classes=agreed.classes)
+
+    def parts(self, device: str | None = None) -> build.Parts:
+        """As at the server, with this one site's images."""
+        settings, agreed = self.settings, self.config.backbone.name
+        here = {"device": device or settings.device, "threads": settings.threads, "workers": 1, "block": 1}
+        config = C.make(self.config.complete(), {"engine": here, "backbone": {"name": settings.backbone or agreed}})
+        dataset = self.dataset()
+        everyone = list(build.placeholder_federation(config).sites)
+        everyone[settings.client] = replace(share(dataset, config.seed), name=everyone[settings.client].name)
+        parts = build.assemble(config, Federation(dataset, tuple(everyone), {"name": "site"}))
+        parts.model.name = agreed
+        return parts
+
+    def run(self, name: str) -> Path:
+        """The folder of a run, by the name that the server gives it."""
+        return self.folder / "runs" / run_name(name)
+
+    def host(self, name: str, parts: build.Parts | None = None) -> SiteHost:
+        """What answers for the site in a run."""
+        folder, parts = self.run(name), parts or self.parts()
+        self.room(_EMPTY if not folder.exists() else 0)
+        build.limit_threads(self.settings.threads, parts.device)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
+        return cast(SiteHost, build.make_host(parts, folder / "clients", made))
+
+    def room(self, more: int) -> None:
+        """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""
+        held = 0
+        for file in (self.folder / "runs").rglob("*"):
+            with suppress(FileNotFoundError):  # another process of the site's may be at work
+                held += file.lstat().st_blocks * 512
+        most = self.now().runs_gb
+        if held + more > most * 1e9:
+            raise UserError(
+                f"runs_gb = {most:g} in {SETTINGS}: {(held + more) / 1e9:.3g} GB would be needed; folders of finished "
+                "runs can be deleted"
+            )
+
+
+@dataclass
+class SiteHost(Host):
+    """A host that keeps what its site is sent, so that its model can be used where it is."""
+
+    folder: Path = Path()
+    room: Callable[[int], None] = lambda more: None
+    ledger: Ledger | None = None
+    run: int = 0  # Flower's number of the run: a later one may begin with round 1 again
+
+    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+        self.room(sum(map(len, blobs)))
+        if self.ledger and note["ask"] == "train":
+            self.ledger.check()
+        if note["ask"] == "train" and note["round"] > 1 and self._begins(note["clients"][0], note["round"]):
+            run, round = self.folder.name, note["round"]
+            _log.warning("run %s is in round %d; here private parameters begin anew, as in a first round", run, round)
+        said, answers = super().__call__(note, blobs)
+        if note["ask"] == "evaluate" and not note["after_local"]:
+            self._keep(note, blobs, said)
+        return said, answers
+
+    def _begins(self, client: int, round: int) -> bool:
+        """Whether it has private parameters and remembers none: it trains for the first time, or its folder is gone."""
+        return len(self.method.shared(self.init)) < len(self.init) and not self.store.get(client, round)
+
+    def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
+        sent = super().released(work, up, stats, round)
+        if self.ledger:
+            self.ledger.count()
+        return sent
+
+    def _keep(self, note: dict[str, Any], blobs: list[bytes], said: dict[str, Any]) -> None:
+        """The first that is scored behind a round is the site's own model; a common one may follow."""
+        file, turn = self.folder / RECEIVED, {"run": self.run, "before": note["round"]}
+        if file.exists():
+            last = unpack(file.read_bytes())[1]
+            if {key: last.get(key) for key in turn} == turn:
+                return
+        test = said["clients"][0]["test"]
+        accuracy = sum(test["tp"]) / test["n"] if test["n"] else None
+        metrics = {"aggregated": {"n_test": test["n"], "accuracy": accuracy}}
+        record.write(file, pack(unpack(blobs[note["blob"][0]])[0], {**turn, "metrics": metrics}))

@@ -1,0 +1,1 @@
+"""Published weights: where they are, what they look like, and how they are read."""

@@ -1,0 +1,93 @@
+"""The files of a published model: from a folder, a single file, or the hub; tensors without pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from pickle import UnpicklingError  # what torch raises for a file that holds more than tensors
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...errors import UserError
+from .tokenizer import FILES as TOKENIZER_FILES
+
+# In order of preference. Where a repository has a CLIP for open_clip and its image tower for timm, the CLIP is meant.
+WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
+CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json")
+OFFLINE = (
+    "pass a local folder as backbone.name, with config.json and model.safetensors (or open_clip_config.json and "
+    "open_clip_model.safetensors) and, for CLIP, tokenizer.json; or set HF_HOME to a folder that already has it"
+)
+
+
+def locate(name: str) -> Path:
+    """The file with the weights; what belongs to it lies in the same folder."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return _weights_in(path, name)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise UserError(f'backbone.name = "{name}": there is no such file or folder; {OFFLINE}')
+    return _weights_in(_snapshot(name), name)
+
+
+def tensors(file: Path, name: str) -> dict[str, Tensor]:
+    """Everything in the file."""
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+        what = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
+        raise UserError(f'backbone.name = "{name}": {file.name} is not a readable file of tensors: {what}') from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise UserError(f'backbone.name = "{name}": {file.name} is not a flat dictionary of tensors')
+    return loaded
+
+
+def settings(folder: Path, file: str, name: str) -> dict[str, Any]:
+    """A JSON file beside the weights; empty where there is none."""
+    path = folder / file
+    if not path.is_file():
+        return {}
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f'backbone.name = "{name}": {file} is not valid JSON: {error}') from error
+    if not isinstance(read, dict):
+        raise UserError(f'backbone.name = "{name}": {file} is not a JSON object')
+    return read
+
+
+def _weights_in(folder: Path, name: str) -> Path:
+    for file in WEIGHTS:
+        if (folder / file).is_file():
+            return folder / file
+    raise UserError(f'backbone.name = "{name}": {folder} has no weights; it needs {" or ".join(WEIGHTS[:2])}')
+
+
+def _snapshot(name: str) -> Path:
+    """The folder of a repository of the hub at its newest revision or, without a connection, as downloaded before."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    asked = f'backbone.name = "{name}"'
+    try:
+        info = HfApi().model_info(name, timeout=10)
+        there = {sibling.rfilename for sibling in info.siblings or ()}
+        wanted = [*CONFIGS, *TOKENIZER_FILES, *[file for file in WEIGHTS if file in there][:1]]
+        return Path(snapshot_download(name, revision=info.sha, allow_patterns=wanted))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise UserError(f"{asked} is not on the hub, or needs a login there; check the id, or {OFFLINE}") from error
+    except HfHubHTTPError as error:
+        raise UserError(f"{asked} cannot be loaded from the hub: {str(error).strip().splitlines()[0][:200]}") from error
+    except Exception as offline:  # the HTTP client's own errors, which differ between its versions
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except Exception:
+            raise UserError(f"{asked} was asked for but the hub cannot be reached; {OFFLINE}") from offline

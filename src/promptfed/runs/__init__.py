@@ -1,0 +1,1 @@
+"""What a run is on disk: its configuration, its folder, comparisons of several, and their tables."""

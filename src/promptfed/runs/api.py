@@ -1,0 +1,190 @@
+"""The public way in: run() one configuration, compare() several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import privacy, server
+from ..clients import Clients
+from ..data import Federation
+from ..errors import UserError
+from ..method import Method
+from . import build, record
+from . import config as C
+from .record import Folder, View
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: `numbers` is its result.json."""
+
+    folder: Path
+    numbers: dict[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Of the last round, as received from the server: local (mean, std, worst, weighted), global, macro_f1..."""
+        found: dict[str, Any] = self.numbers["metrics"]["aggregated"]["last"]
+        return found
+
+
+def run(
+    preset: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    federation: Federation | None = None,
+    view: View | None = None,
+    mini: bool = False,
+    **settings: Any,
+) -> Result:
+    """Trains and evaluates one configuration.
+
+    run(method="pfedpt", dataset="cifar10", partition={"name": "dirichlet", "alpha": 0.3}, rounds=50)
+
+    `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
+    may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: at the small
+    scale that the file has besides.
+    """
+    given = dict(settings)
+    if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
+        given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
+    source = [C.read(preset)] if preset else []
+    tables = [*map(without_compare, source), C.undot(given.items())]
+    if mini:
+        from .comparison import small_scale
+
+        tables = [small_scale(source, tables)]
+    if resume:
+        configuration, folder = resumed(Path(out) if out else None, tables)
+    else:
+        configuration = C.make(*tables)
+        folder = Path(out) if out else fresh(configuration)
+    return execute(configuration, folder, resume, federation, view)
+
+
+def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> tuple[C.Config, Path]:
+    """The configuration of a run to go on with. More rounds may be asked for, and another engine."""
+    if out is None:
+        raise UserError("--resume needs --out, the folder of the run to go on with")
+    file = out / "config.toml"
+    if not file.exists():
+        raise UserError(f'--out = "{out}" holds no run to resume (it has no config.toml)')
+    allowed = {"rounds", "engine"}
+    for key in (key for table in changes for key in table):
+        if key not in allowed:
+            raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {', '.join(sorted(allowed))})")
+    config = C.make(C.read(file), *changes)
+    done = len(record.read_lines(out))
+    if config.rounds < done:
+        raise UserError(f"rounds = {config.rounds} is less than the {done} rounds that the run has behind it")
+    return config, out
+
+
+def execute(
+    config: C.Config,
+    path: Path,
+    resume: bool,
+    federation: Federation | None = None,
+    view: View | None = None,
+    engine: Callable[[build.Parts, Path], Clients] = build.clients,
+) -> Result:
+    """One run, in its folder. `engine` makes the clients from the parts and the folder."""
+    if not resume and (path / "config.toml").exists():
+        raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
+    if config.engine.tensorboard:
+        from ..report.tensorboard import EventFile, Views
+
+        view = Views(view, EventFile(path)) if view else EventFile(path)
+    if config.privacy.noise:
+        privacy.accounting()
+    folder = Folder(path, view, ledger=config.privacy.on)
+    split = path / "partition.json"
+    try:
+        parts = build.assemble(config, federation, split if resume and split.exists() else None)
+        record.write(path / "config.toml", C.dump(config.complete()).encode())
+        if not config.consortium and (not resume or not split.exists()):
+            parts.federation.save(split)
+        clients = engine(parts, path)
+        try:
+            plan = server.Plan(
+                config.rounds,
+                config.fraction,
+                config.seed,
+                config.eval.every,
+                config.eval.after_local,
+                config.eval.pooled,
+                parts.newcomers,
+                config.join.round,
+            )
+            server.run(parts.method, parts.model, parts.init, clients, plan, folder)
+        finally:
+            sizes = clients.sizes()
+            clients.close()
+        data = parts.federation.dataset
+        about = {
+            "method": config.method.name,
+            "seed": config.seed,
+            "config": config.complete(),
+            "dataset": {
+                "name": data.name,
+                "fingerprint": data.fingerprint,
+                "images": len(data),
+                "classes": len(data.classes),
+            },
+            "frozen": _frozen(parts),
+            "sites": _sites(parts, sizes, folder.lines()),
+        }
+        if config.privacy.on:
+            seeded = config.consortium is None
+            answers = privacy.answers(folder.asked(), seeded)
+            about["privacy"] = privacy.statement(config.privacy, answers, len(parts.federation.sites), seeded)
+        numbers = record.result(folder.lines(), about)
+        record.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
+        return Result(path, numbers)
+    finally:
+        folder.close()
+
+
+def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.Line]) -> list[dict[str, Any]]:
+    """How much each client has. Sites of a consortium have told with their scores."""
+    told = {row["client"]: row for line in lines if "aggregated" in line for row in line["aggregated"]["clients"]}
+    apart = parts.config.consortium is not None
+    return [
+        {
+            "client": i,
+            "name": site.name,
+            "n_train": sizes[i],
+            "n_val": told.get(i, {}).get("n_val") if apart else len(site.val),
+            "n_test": told.get(i, {}).get("n_test") if apart else len(site.test),
+        }
+        for i, site in enumerate(parts.federation.sites)
+    ]
+
+
+def fresh(config: C.Config) -> Path:
+    """A folder of its own below runs/."""
+    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}".replace(":", ".").replace(
+        "/", "-"
+    )
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings, without what it says of comparisons and of its mini scale."""
+    return {key: value for key, value in table.items() if key not in ("compare", "mini")}
+
+
+def _frozen(parts: build.Parts) -> dict[str, str | None]:
+    """What was computed once per image; or why nothing was."""
+    tuning, model = parts.method.tuning, parts.model
+    name = tuning.frozen_name(model)
+    return {"values": name or None, "why_not": None if name else tuning.why_not_cached(model)}

@@ -1,0 +1,201 @@
+"""From a configuration to the parts of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import models
+from ..clients.base import Clients
+from ..clients.host import Host
+from ..clients.local import Answer, LocalClients
+from ..clients.store import Store
+from ..clients.workers import Worker
+from ..data import Dataset, Federation, Site, federate, load
+from ..errors import UserError
+from ..method import Method
+from ..models import Model
+from ..params import Params
+from .config import Config, make
+
+
+@dataclass(frozen=True)
+class Parts:
+    config: Config
+    federation: Federation
+    model: Model
+    method: Method
+    init: Params
+    device: torch.device
+    newcomers: tuple[int, ...] = ()
+
+
+def assemble(config: Config, federation: Federation | None = None, partition: Path | None = None) -> Parts:
+    """Loads the data, splits them (or takes the split of a file) and builds the model."""
+    device = pick_device(config.engine.device)
+    held = federation or split(config, partition)
+    model = build_model(config, held.dataset)
+    if config.consortium and not model.preprocess and not (config.dataset.mean and config.dataset.std):
+        raise UserError(
+            f'dataset.mean and dataset.std must be set: backbone "{model.name}" has no normalisation of its own, and '
+            "the sites of a consortium need the same one"
+        )
+    method = config.method.method
+    method.tuning.check(model)
+    init = method.tuning.init(model, config.seed)
+    method.check(model, init)
+    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
+
+
+def split(config: Config, file: Path | None = None) -> Federation:
+    """Who holds what: as drawn from the seed, as a file says, or of a consortium: each site its own, nothing here."""
+    if config.consortium:
+        return placeholder_federation(config)
+    dataset = load(config.dataset)
+    file = file or (Path(config.partition.file) if config.partition.file else None)
+    if file:
+        return Federation.load(file, dataset)
+    seed = config.seed if config.partition.seed is None else config.partition.seed
+    return federate(dataset, config.partition.partition, seed)
+
+
+def placeholder_federation(config: Config) -> Federation:
+    """A consortium as its server sees it: shapes and names, and no images."""
+    agreed, given = config.consortium, config.dataset
+    assert agreed
+    assert given.size
+    channels = given.channels or 3
+    dataset = Dataset(
+        name=given.name,
+        images=np.zeros((0, channels, given.size, given.size), np.uint8),
+        labels=np.zeros(0, np.int64),
+        classes=agreed.classes,
+        mean=given.mean or (0.5,) * channels,  # of use to models that bring their own; others must be given one
+        std=given.std or (0.5,) * channels,
+        fingerprint="",
+        path=Path(),
+    )
+    return Federation(dataset, tuple(empty_site(f"site {i}") for i in range(agreed.clients)), {"name": "consortium"})
+
+
+def empty_site(name: str = "") -> Site:
+    """The place of a client whose images are elsewhere."""
+    return Site(name, *(np.zeros(0, np.int64) for _ in range(3)))
+
+
+def build_model(config: Config, dataset: Dataset) -> Model:
+    channels, height, width = dataset.images.shape[1:]
+    image = (channels, height, width)
+    model = models.build(config.backbone.name, image, len(dataset.classes), config.seed, dataset.classes)
+    if config.backbone.part == "whole":
+        return model
+    if not isinstance(model, models.CLIP):
+        raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
+    return models.image_vit(model, len(dataset.classes), config.seed, model.name)
+
+
+def clients(parts: Parts, folder: Path) -> Clients:
+    """The engine. The folder has the run's partition.json."""
+    engine = parts.config.engine
+    if parts.config.consortium:
+        raise UserError("consortium: its images are at its sites; promptfed flower submit runs it")
+    if engine.name == "flower":
+        try:
+            from ..flower.simulation import simulate
+        except ImportError as error:
+            raise UserError(f'engine.name = "flower" needs pip install "promptfed[flower]" ({error})') from None
+        return simulate(parts, folder)
+    count = worker_count(parts)
+    sizes = {i: len(site.train) for i, site in enumerate(parts.federation.sites)}
+    hosts: list[Answer]
+    if count > 1:
+        description = {
+            "config": parts.config.complete(),
+            "dataset": str(parts.federation.dataset.path),
+            "partition": str(folder / "partition.json"),
+            "store": str(folder / "clients"),
+            "path": sys.path,  # a method of the user's own is found where the user found it
+        }
+        hosts = [Worker(description) for _ in range(count)]
+    else:
+        limit_threads(engine.threads, parts.device)
+        hosts = [make_host(parts, folder / "clients")]
+    return LocalClients(sizes, hosts, engine.block)
+
+
+def worker_count(parts: Parts) -> int:
+    engine = parts.config.engine
+    if engine.workers == 1 or parts.device.type != "cpu":
+        return 1
+    if parts.config.method.name.startswith("__main__:"):
+        if engine.workers:
+            warnings.warn(
+                "engine.workers: a method that is defined in the main script runs in one process", stacklevel=2
+            )
+        return 1
+    able = sum(len(site.train) > 0 for site in parts.federation.sites)
+    blocks = max(1, int(parts.config.fraction * able + 0.5) // engine.block)
+    return min(engine.workers or cores(), blocks)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_from(description: dict[str, Any]) -> Host:
+    """A worker's host. The dataset is memory-mapped: workers share its pages."""
+    config = make(description["config"])
+    dataset = Dataset.open(Path(description["dataset"]))
+    parts = assemble(config, Federation.load(Path(description["partition"]), dataset))
+    limit_threads(config.engine.threads, parts.device)
+    return make_host(parts, Path(description["store"]))
+
+
+def make_host(parts: Parts, store: Path, kind: Callable[..., Host] = Host) -> Host:
+    config = parts.config
+    return kind(
+        parts.method,
+        parts.model,
+        parts.federation,
+        Store(store),
+        config.seed,
+        parts.device,
+        config.engine.block,
+        config.engine.frozen_gb * 1e9,
+        config.eval.drift,
+        config.privacy if config.privacy.on else None,
+        None if config.consortium else config.seed,
+    )
+
+
+def limit_threads(threads: int, device: torch.device) -> None:
+    if threads and device.type == "cpu":
+        torch.set_num_threads(threads)
+
+
+def pick_device(name: str) -> torch.device:
+    available: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
+    if name == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there()))
+    kind = name.split(":")[0]
+    if kind not in available:
+        raise UserError(f'engine.device = "{name}" is unknown (allowed: auto, cpu, cuda, cuda:N, mps)')
+    if not available[kind]():
+        raise UserError(f'engine.device = "{name}" is not available on this machine; engine.device=auto takes what is')
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f'engine.device = "{name}" is not of the form cuda:N') from None

@@ -1,0 +1,436 @@
+"""Several methods and seeds on the same partition, in one table.
+
+Each row is a configuration of its own: the common settings with the row's own over them. Every (row, seed) is an
+ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and the same command started
+twice shares the work: each process takes the runs that nobody else holds.
+
+A table of several columns (datasets, splits, backbones) has [[compare.columns]]: settings under those of the rows, each
+row with each column. A file may have a small scale besides: [mini] holds settings that go over everything, and so does
+`mini` in a column or a row, over those; mini = false leaves it out there. Of [mini.method] and [mini.partition] each
+run takes what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import methods as M
+from .. import models
+from ..data import CATALOGUE, PARTITIONS, DatasetConfig, load
+from ..errors import UserError, nearest
+from ..models.pretrained.known import KNOWN, fresh
+from . import config as C
+from . import tables
+from .api import Result, execute, without_compare
+from .record import Busy, View
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    settings: Table
+    seeds: tuple[int, ...]
+    column: Table = field(default_factory=dict)  # over the file's settings, under those that are given
+    mini: tuple[Table, ...] = ()  # over everything, each over the ones before it
+    place: tuple[str, str] = ("", "")  # where a table with columns has it: the labels of its row and column
+
+    @property
+    def slug(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Job:
+    row: Row
+    seed: int
+    config: C.Config
+    folder: Path
+
+
+def rows(
+    spec: Mapping[str, Any],
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    mini: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """The rows of a [compare] table, or one for each method named; in every column. `mini`: the file's [mini]."""
+    for key in spec:
+        if key not in ("seeds", "rows", "columns"):
+            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns)")
+    over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
+    default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
+    columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
+    named = [_Part(name, {"method": {"name": name}}, {}, None) for name in methods]
+    found = []
+    for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
+        for column in columns:
+            if mini is not None and (row.mini is None or column.mini is None):
+                continue
+            own = default if mini is not None or row.seeds is None else _seeds(seeds or row.seeds)
+            scale = () if mini is None else (C.undot(over.items()), column.mini or {}, row.mini or {})
+            label = f"{row.label}, {column.label}" if column.label else row.label
+            place = (row.label, column.label) if column.label else ("", "")
+            found.append(Row(label, row.settings, own, column.settings, scale, place))
+    if not found:
+        raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
+    slugs = [row.slug for row in found]
+    for one in found:
+        if slugs.count(one.slug) > 1:
+            raise UserError(f'compare: each row needs a label of its own, and "{one.label}" is there twice')
+    return found
+
+
+class _Part(NamedTuple):
+    """A row or a column as a file has it."""
+
+    label: str
+    settings: Table
+    mini: Table | None  # None: not at the small scale
+    seeds: Any
+
+
+def _part(table: Mapping[str, Any], kind: str) -> _Part:
+    settings = C.undot((key, value) for key, value in table.items() if key not in ("label", "seeds", "mini"))
+    label = table.get("label") or (settings.get("method", {}).get("name") if kind == "rows" else None)
+    if not label:
+        raise UserError(f"compare.{kind}: each needs a label" + " or the name of a method" * (kind == "rows"))
+    mini = table.get("mini", {})
+    if not isinstance(mini, Mapping) and mini is not False:
+        raise UserError(f'compare.{kind}: mini = {mini!r} of "{label}" must be a table of settings, or false')
+    return _Part(label, settings, C.undot(mini.items()) if mini is not False else None, table.get("seeds"))
+
+
+def _seeds(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, Sequence) or not values or not all(isinstance(seed, int) for seed in values):
+        raise UserError(f"compare.seeds = {values!r} must be a list of whole numbers")
+    if len(set(values)) < len(values):
+        raise UserError(f"compare.seeds = {list(values)} must be different numbers")
+    return tuple(values)
+
+
+def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, others: Iterable[str] = ()) -> list[Job]:
+    """All runs, validated before the first one starts: every row with its first seed, then the second seeds.
+
+    Of the common settings the first table is the file's, over which columns go; the others are given besides. `others`:
+    methods that are not compared now, though the file's settings may be meant for them."""
+    # All else is checked with the rows, whose methods and columns it belongs to.
+    base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
+    split = base.seed if base.partition.seed is None else base.partition.seed
+    jobs = []
+    methods: set[str] = set()
+    for turn in range(max(len(row.seeds) for row in rows)):
+        for row in rows:
+            if turn < len(row.seeds):
+                seed = row.seeds[turn]
+                settings = {
+                    **row.settings,
+                    "seed": seed,
+                    "partition": {"seed": split, **row.settings.get("partition", {})},
+                }
+                tables = [*common[:1], row.column, *common[1:], settings]
+                whole = merged(tables)
+                config = C.make(shrunk(tables, row.mini, common[1:]) if row.mini else whole)
+                jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
+                methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
+    own = [_method(table)["name"] for table in common[:1] if "name" in _method(table)]
+    _somebodys(common[:1], _fields([*methods, *others, *own]))
+    _somebodys(common[1:], _fields(methods))
+    _somebodys((row.column for row in rows), _fields(methods) | _method_settings())  # of some rows, perhaps left out
+    return jobs
+
+
+def _fields(methods: Iterable[str]) -> set[str]:
+    return {key for name in methods for key in M.fields(name)}
+
+
+def _somebodys(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
+    """A row's method takes those of the common settings that it has. What no row takes is a mistake."""
+    for table in tables:
+        for key in _method(table):
+            if key not in known | {"name"}:
+                raise UserError(
+                    f"method.{key} is not a setting of any method that is compared{nearest(key, known)} "
+                    f"(allowed: {', '.join(sorted(known))})"
+                )
+
+
+def _method(table: Mapping[str, Any]) -> Table:
+    found: Table = C.undot((key, value) for key, value in table.items() if key == "method").get("method", {})
+    return found
+
+
+def named(spec: Mapping[str, Any]) -> list[str]:
+    """The methods of a file's rows."""
+    names = (_part(table, "rows").settings.get("method", {}).get("name") for table in spec.get("rows", ()))
+    return [name for name in names if name]
+
+
+def small_scale(source: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> Table:
+    """The settings of one run at the small scale of its file; `tables`: the file's settings and what is given."""
+    mini = small(source[0] if source else {}, True) or {}
+    return shrunk(tables, [C.undot((key, v) for key, v in mini.items() if key != "seeds")], tables[1:])
+
+
+def merged(tables: Iterable[Mapping[str, Any]]) -> Table:
+    made: Table = {}
+    for table in tables:
+        made = C.merge(made, table)
+    return made
+
+
+def shrunk(
+    tables: Iterable[Mapping[str, Any]], mini: Iterable[Mapping[str, Any]], given: Iterable[Mapping[str, Any]] = ()
+) -> Table:
+    """The tables' settings with those of the mini scale over them. What is given besides wins where both say
+    something."""
+    made, over = merged(tables), merged(given)
+    for table in mini:
+        for key, value in table.items():
+            if key not in C.SECTIONS:
+                made[key] = over.get(key, value)
+                continue
+            section = {k: over.get(key, {}).get(k, v) for k, v in C.undot([(key, value)])[key].items()}
+            made = C.merge(made, {key: {"name": section["name"]}} if "name" in section else {})
+            made = C.merge(made, {key: _applicable(key, section, made.get(key, {}))})
+    return made
+
+
+def _applicable(section: str, settings: Table, old: Mapping[str, Any]) -> Table:
+    """Those of the settings that this method or partition has. Nobody has the others: a mistake."""
+    if section not in ("method", "partition"):
+        return settings
+    name = old.get("name") or C.SECTIONS[section].model_fields["name"].default
+    if section == "method":
+        own, known = set(M.fields(name)), _method_settings()
+    else:
+        own = set(PARTITIONS[name].model_fields) if name in PARTITIONS else set()
+        known = frozenset(key for kind in PARTITIONS.values() for key in kind.model_fields)
+    always = {"name", "seed", "file"} if section == "partition" else {"name"}
+    for key in settings:
+        if key not in known | own | always:
+            raise UserError(f"mini.{section}.{key} is not a setting of any {section}{nearest(key, known)}")
+    return {key: value for key, value in settings.items() if key in own | always}
+
+
+@cache
+def _method_settings() -> frozenset[str]:
+    """Of any method and plug-in."""
+    kinds = [*M.PROMPTS.values(), *(kind for kind, _ in M.TUNINGS.values())]
+    named = {key for name in (*M.METHODS, *M.ALIASES) for key in M.fields(name)}
+    return frozenset(named | {key for kind in kinds for key in kind.model_fields})
+
+
+def small(source: Mapping[str, Any], wanted: bool) -> Table | None:
+    """A file's [mini], if it is wanted."""
+    if not wanted:
+        return None
+    mini = source.get("mini")
+    if not isinstance(mini, Mapping) or not mini:
+        raise UserError("--mini needs a file with a [mini] table, the settings of its small scale")
+    return dict(mini)
+
+
+# ---- before the first run
+
+
+def claim(jobs: Sequence[Job], out: Path) -> None:
+    """Refuses a folder that holds something else, which the tables and pictures would replace."""
+    file = out / "table.json"
+    if (out / "config.toml").exists():
+        raise UserError(f'--out = "{out}" holds a run; choose another --out')
+    try:
+        there = [row["label"] for row in json.loads(file.read_text())] if file.exists() else []
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f'--out: "{file}" is not the table of a comparison; choose another --out') from None
+    for label in there:
+        if label not in {job.row.label for job in jobs}:
+            raise UserError(f'--out = "{out}" holds another comparison, with a row "{label}"; choose another --out')
+    for job in jobs:
+        if (job.folder / "config.toml").exists():
+            _same(job)
+
+
+def check(jobs: Iterable[Job]) -> None:
+    """Whether the methods fit their backbones, for what is not done yet. Published backbones are shapes alone here, and
+    of datasets in the catalogue nothing is loaded."""
+    alike: dict[tuple[C.Backbone, DatasetConfig], dict[str, Job]] = {}
+    for job in jobs:
+        if not job.config.consortium and not (job.folder / "result.json").exists():
+            key = job.config.backbone, job.config.dataset
+            alike.setdefault(key, {}).setdefault(job.row.label, job)
+    for (backbone, dataset), found in alike.items():
+        model: models.Model | None = None
+        for label, job in found.items():
+            try:
+                model = model or _sketch(backbone, dataset)
+                method = job.config.method.method
+                method.tuning.check(model)
+                method.check(model, method.tuning.init(model, job.seed))
+            except UserError as error:
+                raise UserError(f'row "{label}": {error}') from None
+            except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
+                continue
+
+
+def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
+    entry = CATALOGUE.get(given.name)
+    if entry:
+        classes = tuple(f"class {i}" for i in range(entry.classes))
+        channels, side = given.channels or entry.channels, given.size or entry.size
+        image = (channels, side, side)
+    else:
+        data = load(given)
+        classes, image = data.classes, data.images.shape[1:]
+    if backbone.name in KNOWN:
+        model = fresh(backbone.name, len(classes), classes)
+        if model.image != image:
+            raise UserError(
+                f'dataset.size: backbone "{backbone.name}" takes {_pixels(model.image)}, got {_pixels(image)}; '
+                f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
+            )
+    else:
+        model = models.build(backbone.name, image, len(classes), 0, classes)
+    if backbone.part == "whole":
+        return model
+    if not isinstance(model, models.CLIP):
+        raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
+    return models.image_vit(model, len(classes), 0, model.name)
+
+
+def _pixels(image: Sequence[int]) -> str:
+    return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
+
+
+# ---- the runs
+
+
+def take(job: Job, view: View | None = None) -> Result | None:
+    """The job's result, made if it is not there yet. None if another process is making it."""
+    done = finished(job)
+    if done:
+        return done
+    resume = (job.folder / "config.toml").exists()
+    if resume:
+        _same(job)
+    try:
+        return execute(job.config, job.folder, resume, view=view)
+    except Busy:
+        return None
+
+
+Watch = Callable[[int, Job], AbstractContextManager[View | None]]
+
+
+def work(jobs: Sequence[Job], watch: Watch = lambda number, job: nullcontext()) -> list[tuple[Job, Exception]]:
+    """Makes what is not there yet; -> the runs that failed, and why. One that fails does not keep the others back, but
+    behind a fault of the program nothing more is tried."""
+    failed: list[tuple[Job, Exception]] = []
+    for number, job in enumerate(jobs, 1):
+        try:
+            with watch(number, job) as view:
+                take(job, view)
+        except Exception as error:
+            failed.append((job, error))
+            if not isinstance(error, UserError):
+                break
+    return failed
+
+
+def complain(failed: Sequence[tuple[Job, Exception]], results: Mapping[str, Any]) -> None:
+    """Of the first that failed, once the table of the others is written."""
+    if not failed:
+        return
+    job, error = failed[0]
+    if not results or not isinstance(error, UserError):
+        raise error
+    more = f", and so have {len(failed) - 1} more" if len(failed) > 1 else ""
+    raise UserError(f"{job.folder.name} has failed{more}, the tables have what is done: {error}")
+
+
+def compare(
+    preset: str | Path | None = None,
+    *,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: str | Path,
+    mini: bool = False,
+    **settings: Any,
+) -> dict[str, list[Result]]:
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: at the small
+    scale that the file has besides.
+
+    compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
+    """
+    source, folder = C.read(preset) if preset else {}, Path(out)
+    spec = source.get("compare", {})
+    common = [without_compare(source), C.undot(settings.items())]
+    found = rows(spec, methods, seeds, small(source, mini))
+    jobs = plan(common, found, folder, named(spec))
+    claim(jobs, folder)
+    check(jobs)
+    failed = work(jobs)
+    results = collect(jobs, (job for job, _ in failed))
+    if results:
+        tables.save(results, folder, places(found), scale(jobs, results, str(preset)))
+    complain(failed, results)
+    return results
+
+
+def places(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
+    """Where a table with columns has each label; empty if it has none."""
+    return {row.label: row.place for row in rows if row.place[1]}
+
+
+def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
+    """What a table at the small scale has to say of itself: its labels are those of the full scale. Else empty."""
+    jobs = [job for job in jobs if job.row.mini and job.row.label in results]
+    if not jobs:
+        return ""
+    *most, last = dict.fromkeys(job.config.dataset.name for job in jobs)
+    data = f"{', '.join(most)} and {last}" if most else last
+    few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
+    rounds = tables.rounds(many) if few == many else f"{few} to {tables.rounds(many)}"
+    name = "/".join(Path(file).parts[-2:])
+    return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"
+
+
+def collect(jobs: Sequence[Job], excused: Iterable[Job] = ()) -> dict[str, list[Result]]:
+    """What is done, by this process or another; a warning names what is not and ought to be."""
+    results: dict[str, list[Result]] = {}
+    elsewhere = {job.folder for job in excused}
+    missing = []
+    for job in jobs:
+        done = finished(job)
+        if done:
+            results.setdefault(job.row.label, []).append(done)
+        elif job.folder not in elsewhere:
+            missing.append(job.folder.name)
+    if missing:
+        warnings.warn(f"not in the table, held by another process or not begun: {', '.join(missing)}", stacklevel=2)
+    return results
+
+
+def finished(job: Job) -> Result | None:
+    file = job.folder / "result.json"
+    if not file.exists():
+        return None
+    _same(job)
+    return Result(job.folder, json.loads(file.read_text()))
+
+
+def _same(job: Job) -> None:
+    """A folder of the same name but another configuration is somebody else's result."""
+    saved = C.make(C.read(job.folder / "config.toml")).complete()
+    for key, value in job.config.complete().items():
+        if key != "engine" and saved[key] != value:
+            raise UserError(f'--out: "{job.folder}" holds a run with another {key}; choose another --out')

@@ -1,0 +1,390 @@
+"""A run's configuration: TOML, typed, validated, and written back complete."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from .. import methods
+from ..data import PARTITIONS, DatasetConfig, Partition
+from ..errors import UserError, nearest, one_sentence, unknown
+from ..method import Method
+from ..privacy import Privacy, check
+
+Table = dict[str, Any]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Backbone(_Section):
+    """The [backbone] section."""
+
+    name: str = Field("cnn", description="a name of `promptfed list backbones`, a hub id, or a path")
+    part: Literal["whole", "image"] = Field("whole", description="of a CLIP: all of it, or its image tower with a head")
+
+
+class Evaluation(_Section):
+    """The [eval] section."""
+
+    every: int = Field(1, ge=1, description="evaluate all clients every so many rounds, and after the last one")
+    after_local: Literal["none", "participants", "all"] = Field(
+        "participants",
+        description="score locally trained models too: of nobody, of the clients that trained in an evaluated round, "
+        "or (at the end, by a further round of local training that is thrown away) of everyone",
+    )
+    pooled: Literal["every", "last", "never"] = Field(
+        "every",
+        description="when personal models are scored on everybody's test data (costs clients x test set): at every "
+        "evaluation, at the last one, or never (then there is no global accuracy)",
+    )
+    drift: bool = Field(
+        False,
+        description="record how far each client's parameters move in a round, by role (L2); norms of private ones too, "
+        "which clients then tell the server",
+    )
+
+
+class Join(_Section):
+    """The [join] section: clients that are not there from the start. Results report them apart."""
+
+    clients: int | tuple[int, ...] = Field((), description="who comes later: client numbers, or how many of the last")
+    round: int = Field(
+        0, ge=0, description="the first round they may take part in; 0: they never train, only are served"
+    )
+
+    def newcomers(self, count: int) -> tuple[int, ...]:
+        """Their numbers, of so many clients."""
+        late = tuple(range(count - self.clients, count)) if isinstance(self.clients, int) else self.clients
+        if len(set(late)) < len(late) or not all(0 <= client < count for client in late) or len(late) >= count:
+            raise UserError(
+                f"join.clients = {self.clients} must be different clients out of 0 to {count - 1}, and not all of them"
+            )
+        return tuple(sorted(late))
+
+
+class Engine(_Section):
+    """The [engine] section: where and how fast, never what."""
+
+    name: Literal["local", "flower"] = Field("local", description="where the clients run")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    workers: int = Field(0, ge=0, description="processes; 0: one a core on a CPU, one on an accelerator")
+    block: int = Field(1, ge=1, description="clients that are trained as one stacked computation (for accelerators)")
+    frozen_gb: float = Field(8.0, ge=0, description="disk space for values of frozen weights, which are computed once")
+    tensorboard: bool = Field(False, description="also write TensorBoard event files into the run's folder")
+    threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
+    deadline: float = Field(
+        3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
+    )
+    patience: float = Field(
+        600.0,
+        ge=0,
+        description="between sites: seconds to wait for everyone; then a new run is not begun, and a resumed one goes "
+        "on with those who are there",
+    )
+
+
+class Consortium(_Section):
+    """The [consortium] section: sites that hold their images themselves, and what they have agreed on."""
+
+    clients: int = Field(ge=1, description="how many sites there are; they are clients 0, 1, ...")
+    classes: tuple[str, ...] = Field(min_length=2, description="what is told apart; a site need not have all of them")
+    address: str = Field("127.0.0.1:9092", description="where the sites find the server: host:port")
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not re.fullmatch(r"[^\s:/]+", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise UserError(f'consortium.address (--address) = "{address}" must be host:port, with a port up to 65535')
+        return address
+
+    @model_validator(mode="after")
+    def _different(self) -> Consortium:
+        if len(set(self.classes)) < len(self.classes):
+            raise UserError("consortium.classes names one class twice")
+        return self
+
+
+class MethodSection(BaseModel):
+    """The [method] section: a name, and the settings of that method."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field("pfedpt", description="a method's name with plug-ins: `promptfed list methods`")
+
+    @property
+    def method(self) -> Method:
+        return methods.create(self.name, self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _valid(self) -> MethodSection:
+        assert self.method
+        return self
+
+    def complete(self) -> Table:
+        return {"name": self.name, **methods.settings(self.method)}
+
+
+class PartitionSection(BaseModel):
+    """The [partition] section: a kind of split and its settings, or a file that holds one."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field("dirichlet", description="a kind of split: `promptfed list partitions`")
+    seed: int | None = Field(None, ge=0, description="none: the run's seed")
+    file: str | None = Field(None, description="a partition.json to use in place of drawing one")
+
+    @property
+    def partition(self) -> Partition:
+        if self.name not in PARTITIONS:
+            raise unknown("partition.name", self.name, PARTITIONS)
+        kind = PARTITIONS[self.name]
+        for key in self.model_extra or {}:
+            if key not in kind.model_fields:
+                allowed = sorted([*kind.model_fields, "seed", "file"])
+                raise UserError(
+                    f'partition.{key} is not a setting of "{self.name}"{nearest(key, allowed)} '
+                    f"(allowed: {', '.join(allowed)})"
+                )
+        try:
+            return kind(**(self.model_extra or {}))
+        except ValidationError as error:
+            raise one_sentence(error, "partition") from None
+
+    @model_validator(mode="after")
+    def _valid(self) -> PartitionSection:
+        assert self.partition
+        return self
+
+    def complete(self) -> Table:
+        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump()}
+
+
+class Config(_Section):
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    seed: int = Field(0, ge=0, description="all randomness comes from it")
+    method: MethodSection = Field(default_factory=MethodSection)
+    dataset: DatasetConfig = Field(default_factory=lambda: DatasetConfig())
+    partition: PartitionSection = Field(default_factory=PartitionSection)
+    backbone: Backbone = Field(default_factory=lambda: Backbone())
+    eval: Evaluation = Field(default_factory=lambda: Evaluation())
+    join: Join = Field(default_factory=lambda: Join())
+    engine: Engine = Field(default_factory=lambda: Engine())
+    privacy: Privacy = Field(default_factory=lambda: Privacy())
+    consortium: Consortium | None = Field(None, description="none: all images are here")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Config:
+        if self.consortium and self.dataset.size is None:
+            raise UserError("dataset.size must be set: the sites of a consortium agree on the size of their images")
+        if self.consortium and self.eval.pooled != "never":
+            raise UserError(
+                f'eval.pooled = "{self.eval.pooled}" needs everybody\'s test data; a site of a consortium has only its '
+                "own (allowed: never)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _covered(self) -> Config:
+        if self.privacy.on:
+            check(self.method.method, self.method.name)
+        if self.privacy.on and self.eval.drift:
+            raise UserError("eval.drift = true tells how far clients' parameters move, which privacy.clip cannot cover")
+        return self
+
+    @model_validator(mode="after")
+    def _joins(self) -> Config:
+        if self.join.round > self.rounds:
+            raise UserError(f"join.round = {self.join.round} is later than the last of rounds = {self.rounds}")
+        if self.join.round and not self.join.clients:
+            raise UserError(f"join.round = {self.join.round} needs join.clients: who joins then")
+        if self.join.clients and not self.join.round and not self.method.method.serves:
+            raise UserError(
+                f'join.round = 0: "{self.method.name}" has no model for a client that never trains; '
+                f"let it join in a round from 1 to {self.rounds}"
+            )
+        return self
+
+    def complete(self) -> Table:
+        """All settings, with the ones that were left to their defaults."""
+        table = self.model_dump(mode="json", exclude=None if self.consortium else {"consortium"})
+        return {**table, "method": _plain(self.method.complete()), "partition": _plain(self.partition.complete())}
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "method": MethodSection,
+    "dataset": DatasetConfig,
+    "partition": PartitionSection,
+    "backbone": Backbone,
+    "eval": Evaluation,
+    "join": Join,
+    "engine": Engine,
+    "privacy": Privacy,
+    "consortium": Consortium,
+}
+
+
+def make(*tables: Mapping[str, Any]) -> Config:
+    """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
+    merged: Table = {}
+    for table in tables:
+        merged = merge(merged, table)
+    for key in merged:
+        if key not in Config.model_fields:
+            raise _not_a_setting(key, Config.model_fields, _names())
+    for section, kind in SECTIONS.items():
+        if kind.model_config.get("extra") == "forbid":  # the others know their settings only by their name
+            for key in merged.get(section, {}):
+                if key not in kind.model_fields:
+                    raise _not_a_setting(f"{section}.{key}", kind.model_fields, _names())
+    try:
+        return Config.model_validate(merged)
+    except ValidationError as error:
+        raise one_sentence(error) from None
+
+
+def _not_a_setting(key: str, allowed: Iterable[str], similar: Iterable[str]) -> UserError:
+    return UserError(f"{key} is not a setting{nearest(key, similar)} (allowed: {', '.join(sorted(allowed))})")
+
+
+def _names() -> list[str]:
+    nested = [f"{section}.{key}" for section, kind in SECTIONS.items() for key in kind.model_fields]
+    return [*Config.model_fields, *nested]
+
+
+def merge(base: Table, over: Mapping[str, Any]) -> Table:
+    merged = dict(base)
+    for key, value in over.items():
+        if key not in SECTIONS:
+            merged[key] = value
+            continue
+        value = _table(key, value)
+        old = merged.get(key, {})
+        if isinstance(value.get("name"), str) and value["name"] != old.get("name"):
+            old = _still_valid(key, value["name"], old)
+        merged[key] = {**old, **value}
+    return merged
+
+
+def _still_valid(section: str, name: str, old: Table) -> Table:
+    """What a section's earlier settings mean under a new name: another method takes over the settings it has too."""
+    if section == "method":
+        allowed: Iterable[str] = methods.fields(name)
+    elif section == "partition":
+        allowed = [*PARTITIONS[name].model_fields, "seed"] if name in PARTITIONS else ()
+    else:
+        return old
+    return {key: value for key, value in old.items() if key in set(allowed)}
+
+
+def parse_assignments(words: Iterable[str]) -> Table:
+    """["rounds=5", "method.mu=0.1"] -> {"rounds": 5, "method": {"mu": 0.1}}"""
+    pairs = []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UserError(f'"{word}" is not of the form key=value')
+        pairs.append((key, _value(text)))
+    return undot(pairs)
+
+
+def undot(pairs: Iterable[tuple[str, Any]]) -> Table:
+    """[("eval.every", 5), ("method", "fedavg")] -> {"eval": {"every": 5}, "method": {"name": "fedavg"}}"""
+    table: Table = {}
+    for key, value in pairs:
+        section, dot, rest = key.partition(".")
+        if dot and section not in SECTIONS:
+            raise _not_a_setting(key, Config.model_fields, _names())
+        if dot:
+            table.setdefault(section, {})[rest] = value
+        elif section in SECTIONS:
+            table.setdefault(section, {}).update(_table(section, value))
+        else:
+            table[key] = value
+    return table
+
+
+def _table(section: str, value: Any) -> Mapping[str, Any]:
+    """A section may be given by its name alone."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{section} = {value!r} must be a name or a table of settings")
+    return value
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read(source: str | Path) -> Table:
+    """The tables of a TOML file, or of a preset by its name."""
+    path = Path(source)
+    if path.suffix != ".toml" and not path.exists():
+        known = presets()
+        if str(source) not in known:
+            if str(source).split("+")[0] in {**methods.METHODS, **methods.ALIASES}:
+                raise UserError(f'"{source}" is a method, not a preset: method={source}')
+            raise UserError(
+                f'"{source}" is neither a file nor a preset{nearest(str(source), known)} (presets: {", ".join(known)})'
+            )
+        return tomllib.loads(resources.files("promptfed.runs.presets").joinpath(f"{source}.toml").read_text())
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f'config file "{path}" cannot be read: {error.strerror}') from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f'config file "{path}" is not valid TOML: {error}') from None
+
+
+def presets() -> list[str]:
+    names = (item.name for item in resources.files("promptfed.runs.presets").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+
+
+def preset_about(name: str) -> str:
+    """A preset's first comment."""
+    lines = resources.files("promptfed.runs.presets").joinpath(f"{name}.toml").read_text().splitlines()
+    comment = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# "))
+    return " ".join(comment)
+
+
+def dump(table: Mapping[str, Any]) -> str:
+    """TOML of plain values, tables and lists of them. A setting that is none is left out: TOML has no null."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
+    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{key}]", *(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None)]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value)  # strings, numbers and booleans are written alike
+
+
+def _plain(table: Table) -> Table:
+    plain: Table = json.loads(json.dumps(table))
+    return plain

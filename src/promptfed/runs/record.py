@@ -1,0 +1,267 @@
+"""A run's folder: what happened, and all that is needed to go on or to repeat it.
+
+config.toml             the complete configuration
+partition.json          who holds which samples
+rounds.jsonl            one line a round
+asked.jsonl             where there is privacy: who was asked to train, in rounds that were not completed too
+checkpoint.safetensors  the server's state behind the last completed round
+clients/                what the clients remember
+result.json             the numbers, once the run is done
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from .. import scoring
+from ..clients.base import Notice
+from ..clients.wire import pack, unpack
+from ..errors import UserError
+from ..method import State
+from ..server import Line, Recorder
+from .config import Join
+
+# As received from the server; after local training, of a round's participants; the same of everyone, at the end; the
+# one model that a personal method has besides the clients' own. Each also of newcomers alone, who count in no other.
+_STAGES = ("aggregated", "after_local", "after_local_all", "common")
+STAGES = (*_STAGES, *(f"newcomers_{stage}" for stage in _STAGES))
+LAST = 10  # rounds that are averaged in `mean_of_last_10`
+
+
+class Busy(UserError):
+    """Another process is at work in the folder."""
+
+
+class View(Protocol):
+    """Somebody who watches."""
+
+    def begin(self, round: int, clients: Sequence[int]) -> None: ...
+
+    def on_notice(self, notice: Notice) -> None:
+        """Of a client that is asked or answers. May come from any thread."""
+        return
+
+    def end(self, line: Line) -> None: ...
+
+
+class Folder(Recorder):
+    """The recorder of a run. A round is completed by the checkpoint: it is replaced in one step, after everything else
+    of the round is on disk, so a kill at any moment costs at most the round that was under way."""
+
+    def __init__(self, path: Path, view: View | None = None, ledger: bool = False) -> None:
+        self.path, self._view, self._ledger = path, view, ledger
+        self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
+        if not _lock(self._lock):
+            self._lock.close()
+            raise Busy(f'--out = "{path}" is in use by another run')
+
+    def restore(self) -> tuple[int, State] | None:
+        file = self.path / "checkpoint.safetensors"
+        if not file.exists():
+            self._rewrite([])
+            return None
+        state, note = unpack(file.read_bytes())
+        done = int(note["round"])
+        # A line behind the checkpoint belongs to a round that was not completed: it will be written again.
+        self._rewrite([line for line in self.lines() if line["round"] <= done])
+        return done, state
+
+    def begin(self, round: int, clients: Sequence[int]) -> None:
+        self._took = {}
+        if self._ledger:
+            with (self.path / "asked.jsonl").open("a") as file:  # what was cut off before stays on a line of its own
+                file.write("\n" + json.dumps({"round": round, "clients": list(clients)}))
+                file.flush()
+                os.fsync(file.fileno())
+        if self._view:
+            self._view.begin(round, clients)
+
+    def on_notice(self, notice: Notice) -> None:
+        if notice.ask == "train" and notice.seconds is not None:
+            took = {"client": notice.client, "seconds": round(notice.seconds, 4), "samples": notice.samples}
+            self._took[notice.client] = took
+        if self._view:
+            self._view.on_notice(notice)
+
+    def end(self, line: Line, state: State) -> None:
+        if self._took:
+            took = [self._took[client] for client in sorted(self._took)]
+            line = {**line, "seconds": {**line["seconds"], "clients": took}}
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
+        if self._view:
+            self._view.end(line)
+
+    def lines(self) -> list[Line]:
+        return read_lines(self.path)
+
+    def asked(self) -> list[tuple[int, list[int]]]:
+        """Every time clients were asked to train: the round, and who."""
+        file, found = self.path / "asked.jsonl", []
+        for text in file.read_text().splitlines() if file.exists() else []:
+            with suppress(json.JSONDecodeError):  # it was cut off, so nobody had been asked yet
+                line = json.loads(text)
+                found.append((line["round"], line["clients"]))
+        return found
+
+    def _rewrite(self, lines: list[Line]) -> None:
+        write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    def close(self) -> None:
+        """Lets go of the folder, and of all trace of a run that did not come to begin."""
+        if not self._lock.closed and not (self.path / "config.toml").exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.rmdir()
+        self._lock.close()
+
+
+def at_work(path: Path) -> bool:
+    """Whether a process is at work in a run's folder."""
+    try:
+        with (path / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _lock(file: IO[str]) -> bool:
+    """Takes the lock, if need be after a moment: at_work() holds it for an instant."""
+    for _ in range(10):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The rounds on record. A last line that was cut off is left out."""
+    file = path / "rounds.jsonl"
+    lines: list[Line] = []
+    for text in file.read_text().splitlines() if file.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replaces a file in one step."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
+    """result.json: the numbers of a run, from its rounds."""
+    seconds = [line["seconds"] for line in lines]
+    stages = {stage: _stage(lines, stage, _all(about, stage.startswith("newcomers_"))) for stage in STAGES}
+    last = next((line for line in reversed(lines) if "aggregated" in line), None)
+    if last is None:
+        raise UserError("no client has answered an evaluation: there is no result; resume the run when they are there")
+    return {
+        **about,
+        "rounds": len(lines),
+        "metrics": {stage: found for stage, found in stages.items() if found},
+        "clients": {stage: last[stage]["clients"] for stage in stages if stage in last},
+        "communication": _communication(lines),
+        "passes": {
+            "train": sum(line["passes"] for line in lines),
+            # Outside training, before the last evaluation: to adapt, and for everyone's models after local training.
+            "adapt_last": last["aggregated"]["passes"],
+            "after_local_all": last["after_local_all"]["passes"] if "after_local_all" in last else 0,
+        },
+        "left_out": [{"round": line["round"], **who} for line in lines for who in line["left_out"]],
+        "seconds": {
+            "train": sum(s["train"] for s in seconds),
+            "evaluate": sum(s.get("evaluate", 0.0) for s in seconds),
+        },
+        "versions": versions(),
+    }
+
+
+def _all(about: dict[str, Any], late: bool) -> dict[str, int]:
+    """How many clients have test data, of those that came later or of the others; empty if nobody knows."""
+    if "sites" not in about:
+        return {}
+    new = Join.model_validate(about["config"]["join"]).newcomers(len(about["sites"]))
+    return {"of": sum(site["n_test"] != 0 and (site["client"] in new) is late for site in about["sites"])}
+
+
+def _stage(lines: Sequence[Line], stage: str, all_: dict[str, int]) -> dict[str, Any] | None:
+    """Metrics of the last evaluated round, of the mean of the last ten rounds' evaluations, and of the round that
+    validation data choose. Test data choose nothing. Locally trained models are those of a round's participants: where
+    these change, rounds are of different clients, and neither a mean over them nor a choice of one says anything."""
+    known = [line for line in lines if stage in line]
+    if not known:
+        return None
+
+    def of(line: Line) -> dict[str, Any]:
+        return {"round": line["round"], **line[stage]["summary"], **all_}
+
+    recent = [line for line in known if line["round"] > lines[-1]["round"] - LAST]
+    found = {"last": of(known[-1])}
+    who = {tuple(sorted(row["client"] for row in line[stage]["clients"])) for line in known}
+    if stage.endswith("after_local") and len(who) > 1:
+        return found
+    if recent:
+        rounds = [line["round"] for line in recent]
+        found[f"mean_of_last_{LAST}"] = {
+            "rounds": rounds,
+            **scoring.average([line[stage]["summary"] for line in recent]),
+            **all_,
+        }
+    judged = [line for line in known if line[stage]["summary"]["val"] is not None]
+    if judged:
+        found["chosen_on_validation"] = of(
+            max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
+        )
+    return found
+
+
+def _communication(lines: Sequence[Line]) -> dict[str, Any]:
+    total = {key: sum(line["bytes"][key] for line in lines) for key in lines[0]["bytes"]}
+    turns = total.pop("clients")
+    each = {key: value / turns if turns else 0 for key, value in total.items()}
+    return {"per_client_and_round": each, "total": total, "client_rounds": turns}
+
+
+def versions() -> dict[str, str]:
+    packages = ("promptfed", "torch", "numpy", "safetensors", "pydantic")
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "platform": f"{sys.platform}-{platform.machine()}",
+    }

@@ -1,0 +1,90 @@
+"""From the clients' scores to the numbers of a table."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from .clients.base import Scores
+from .training import Score
+
+
+def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str, Any]:
+    """Local accuracy over clients, global accuracy, macro F1 and loss. None where nobody has the data for it.
+
+    `one_model`: all clients share one global model, so its global accuracy is known from their own test data.
+    """
+    zero = np.zeros(classes, np.int64)
+    tests = [s.parts["test"] for s in scores]
+    pooled = sum(tests, Score(0, 0.0, zero, zero, zero))
+    wide = [s.parts["global"] for s in scores if "global" in s.parts]
+    if one_model:
+        wide = [pooled]
+    local = _known(t.accuracy for t in tests)
+    found = {
+        "local": {
+            "mean": _mean(local),
+            "std": float(np.std(local)) if local else None,
+            "worst": min(local, default=None),
+            "weighted": pooled.accuracy,  # mean over samples, not clients
+        },
+        "macro_f1": _mean(_known(t.macro_f1 for t in tests)),
+        "global": _mean(_known(w.accuracy for w in wide)),
+        "global_macro_f1": _mean(_known(w.macro_f1 for w in wide)),
+        "loss": _loss(pooled),
+        "clients": len(local),  # that have test data
+        "val": _mean(_known(s.parts["val"].accuracy for s in scores)),
+    }
+    tables = [s.groups for s in scores if s.groups is not None and s.groups.size]
+    if tables:
+        found["clustering"] = clustering(tables)
+    return found
+
+
+def clustering(tables: Sequence[np.ndarray]) -> float:
+    """Share of samples whose group is the one matched to their domain, in the best one-to-one matching. Tables are
+    (groups, domains); one client may have seen fewer groups than another."""
+    whole = np.zeros((max(len(t) for t in tables), tables[0].shape[1]), np.int64)
+    for t in tables:
+        whole[: len(t)] += t
+    rows, columns = linear_sum_assignment(whole, maximize=True)
+    return float(whole[rows, columns].sum() / max(whole.sum(), 1))
+
+
+def per_client(scores: Sequence[Scores]) -> list[dict[str, Any]]:
+    rows = []
+    for s in scores:
+        test, val = s.parts["test"], s.parts["val"]
+        row = {"client": s.client, "n_test": test.n, "accuracy": test.accuracy, "macro_f1": test.macro_f1}
+        row |= {"loss": _loss(test), "n_val": val.n, "val_accuracy": val.accuracy}
+        if "global" in s.parts:
+            row["global_accuracy"] = s.parts["global"].accuracy
+        if s.groups is not None:
+            row["groups"] = s.groups.sum(1).tolist()  # test samples that select each; later groups are not selected
+        rows.append(row)
+    return rows
+
+
+def average(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of each number, leaving the unknown ones out."""
+    out: dict[str, Any] = {}
+    for key, first in summaries[0].items():
+        values = [s[key] for s in summaries]
+        out[key] = average(values) if isinstance(first, dict) else _mean(_known(values))
+    return out
+
+
+def _loss(score: Score) -> float | None:
+    """A sample's mean; None where there is none, or where the model has diverged."""
+    mean = score.loss / score.n if score.n else None
+    return mean if mean is not None and math.isfinite(mean) else None
+
+
+def _known(values: Any) -> list[float]:
+    return [v for v in values if v is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None

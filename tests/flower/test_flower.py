@@ -1,0 +1,185 @@
+"""Flower changes nothing: parameters, lines and bytes as on this machine, nothing private sent; and who takes part."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
+
+from flwr.app import Context, Message, RecordDict
+from loopback import FEW, Loopback, case_of, expected, go, looped, same
+
+from promptfed import UserError
+from promptfed.clients.host import Host
+from promptfed.clients.store import Store
+from promptfed.flower import app as flower_client
+from promptfed.flower.app import client_app, fingerprint
+from promptfed.flower.clients import Expected, FlowerClients
+from promptfed.flower.wire import read_answer, write
+from promptfed.method import split_once
+from promptfed.methods import ALIASES, METHODS
+from promptfed.testing import SIZES, begun, equal, private_values
+from site_folders import consortium, site
+
+# ---- fidelity
+
+
+@pytest.mark.parametrize("name", [*METHODS, *ALIASES, "dp2fl open", "dp2fl sealed"])
+def test_every_method_ends_with_the_bits_and_bytes_of_the_local_engine(name, tmp_path):
+    name, _, privacy = name.partition(" ")
+    case = case_of(name, tmp_path, FEW, **({"privacy": privacy} if privacy else {}))
+    hosts = []
+    with looped(case, tmp_path / "clients", wrap=lambda host: hosts.append(host) or host) as (clients, grid):
+        found = go(case, clients, every=2)
+        held = [hosts[0].store.get(client, before) for client in clients.ids() for before in (2, 3)]
+    with case.clients() as (local, _):
+        same(found, go(case, local, every=2))
+    kept = [value for state in held for value in private_values(state)]
+    if len(case.method.shared(case.init)) < len(case.init) or privacy == "sealed":
+        assert len(kept) >= 2 * len(FEW)
+    for said in grid.said:  # every byte that left a node
+        for value in kept:
+            assert value not in said
+    if name == "dp2fl":
+        check_once(case, grid)
+    assert any(kind == "train.second" for kind, _, _ in grid.asked) is (privacy == "sealed")
+
+
+def check_once(case, grid):
+    """Validation sets travel with the first message only."""
+    down = case.method.down(begun(case), 0)
+    large = [p.numpy().tobytes() for name, p in split_once(down)[1].items() if name.endswith(".x")]
+    first, second = (sent for kind, client, sent in grid.asked if kind == "train.round" and client == 0)
+    assert large
+    for value in large:
+        assert value in first
+        assert value not in second
+
+
+def test_how_far_parameters_move_is_told_as_on_this_machine(tmp_path):
+    case = case_of("fedper", tmp_path, FEW)
+
+    def drifting(host):
+        host.drift = True
+        return host
+
+    with looped(case, tmp_path / "clients", wrap=drifting) as (clients, _):
+        line = go(case, clients, rounds=1).lines[0]
+    assert [told["client"] for told in line["moved"]] == [0, 1, 2]
+    assert all(told["roles"].keys() == {"body", "head"} and min(told["roles"].values()) > 0 for told in line["moved"])
+
+
+def test_few_messages_under_way_change_nothing(tmp_path):
+    case = case_of("pfedpt", tmp_path)
+    with looped(case, tmp_path / "clients", window=2) as (clients, _), case.clients() as (local, _):
+        same(go(case, clients), go(case, local))
+
+
+# ---- who is there
+
+
+def test_two_nodes_for_one_client_or_an_unknown_one_are_one_sentence(tmp_path):
+    case = case_of("fedavg", tmp_path)
+    for last, complaint in ((2, "it says it is client 2, as does node"), (9, "this node is client 9")):
+        with (
+            pytest.raises(UserError, match=complaint),
+            looped_with(case, tmp_path / f"clients{last}", [0, 1, 2, 3, last]),
+        ):
+            pass
+
+
+@contextmanager
+def looped_with(case, folder, numbers):
+    host = Host(case.method, case.model, case.federation, Store(folder), case.seed, torch.device("cpu"))
+    grid = Loopback(client_app(lambda context: (host, context.node_config["partition-id"])), numbers)
+    try:
+        yield FlowerClients(grid, expected(case), poll=0.001, patience=0.2)
+    finally:
+        host.close()
+
+
+def test_nodes_that_do_not_come_are_one_sentence(tmp_path):
+    case = case_of("fedavg", tmp_path)
+    with pytest.raises(UserError, match=r"4 of 5 nodes are there"), looped_with(case, tmp_path / "clients", range(4)):
+        pass
+
+
+@pytest.mark.parametrize("part", ["backbone", "preprocessing", "class list", "method", "seed"])
+def test_a_node_that_differs_is_refused_and_told_in_what(part, tmp_path):
+    case = case_of("fedavg", tmp_path)
+    other = Expected(len(SIZES), 4, {}, {**expected(case).fingerprint, part: "0"})
+    host = Host(case.method, case.model, case.federation, Store(tmp_path / "clients"), 11, torch.device("cpu"))
+    grid = Loopback(client_app(lambda context: (host, context.node_config["partition-id"])), range(len(SIZES)))
+    with pytest.raises(UserError, match=f"has another {part} than the server"):
+        FlowerClients(grid, other, poll=0.001)
+    host.close()
+
+
+def test_the_fingerprint_tells_weights_settings_and_classes_apart(tmp_path):
+    case = case_of("pfedpt", tmp_path)
+    data, model = case.federation.dataset, case.model
+    base = fingerprint(case.method, model, data, 0)
+    name = next(iter(model.weights))
+    model.weights[name] = model.weights[name].clone()
+    model.weights[name].view(-1)[0] += 1e-6
+    assert differing(base, fingerprint(case.method, model, data, 0)) == {"backbone"}
+    lr = case.method.model_copy(update={"lr": 0.3})
+    assert differing(fingerprint(case.method, model, data, 0), fingerprint(lr, model, data, 1)) == {"method.lr", "seed"}
+
+
+def differing(a, b):
+    return {part for part in a if a[part] != b[part]}
+
+
+def test_a_node_that_comes_back_under_another_number_is_known_again(tmp_path):
+    case = case_of("pfedpt", tmp_path)
+    with looped(case, tmp_path / "clients") as (clients, grid):
+        state = begun(case)
+        first, _ = clients.train(dict.fromkeys(clients.ids(), state), 1, score=False)
+        node = next(n for n, client in grid.nodes.items() if client == 2)
+        del grid.nodes[node]
+        assert [u.client for u in clients.train(dict.fromkeys(clients.ids(), state), 1, score=False)[0]] == [0, 1, 3, 4]
+        grid.nodes[grid.number()] = 2
+        again, _ = clients.train(dict.fromkeys(clients.ids(), state), 1, score=False)
+        assert [u.client for u in again] == [0, 1, 2, 3, 4]
+        assert all(equal(a.up, b.up) for a, b in zip(first, again, strict=True))
+
+
+def test_nobody_takes_the_place_of_a_node_that_is_there(tmp_path):
+    case = case_of("fedavg", tmp_path)
+    with looped(case, tmp_path / "clients") as (clients, grid):
+        mine = dict(clients._nodes)
+        grid.nodes[grid.number()] = 2
+        with pytest.warns(UserWarning, match="it says it is client 2, as does node"):
+            assert len(clients.train(dict.fromkeys(range(5), begun(case)), 1, score=False)[0]) == 5
+        assert clients._nodes == mine
+
+
+# ---- a site's own description
+
+
+def test_a_site_is_what_its_node_configuration_says(tmp_path, monkeypatch):
+    from promptfed.flower.simulation import site_app
+
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    folder, server = consortium(tmp_path, clients=2)
+    site(folder, tmp_path, client=1)
+
+    def identified(node_config, run="first"):
+        context = Context(1, 5, node_config, RecordDict(), {"run": run})
+        message = Message(write({"ask": "identify"}, []), 5, "query.identify")
+        return read_answer(site_app(message, context).content, "identify")[0]
+
+    found = identified({"site": str(tmp_path / "site1")})
+    assert found["client"] == 1
+    assert found["n"] == 28
+    assert found["fingerprint"] == fingerprint(server.method, server.model, server.federation.dataset, 0)
+    first = next(iter(flower_client._residents.values())).parts.model
+    identified({"site": str(tmp_path / "site1")}, run="second")
+    assert next(iter(flower_client._residents.values())).parts.model is first  # it is not loaded again
+    assert {path.name for path in (tmp_path / "site1" / "runs").iterdir()} == {"first", "second"}
+    assert 'name "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x")["error"]
+    flower_client._residents.pop(str(tmp_path / "site1")).close()
+    assert "has no site" in identified({})["error"]
+    assert "is not the folder of a site" in identified({"site": str(tmp_path / "none")})["error"]

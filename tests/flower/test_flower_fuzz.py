@@ -1,0 +1,162 @@
+"""Whatever a stranger sends is read as it was written, or is Malformed: in one line, soon, and in little memory.
+
+The cases and what is allowed of them are those of tests/fuzz/flower_wire.py, which runs for much longer.
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
+
+from fuzz import flower_wire as fuzz
+from promptfed.clients.wire import pack
+from promptfed.flower.wire import LIMITS, Malformed, array, read_answer, read_request, tensors, write
+
+SOME = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TESTS = Path(__file__).parents[1]
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+names = text.filter(lambda name: name != "__metadata__")
+counts = st.integers(0, 1 << 53)
+few = st.lists(counts, max_size=5)
+score = st.fixed_dictionaries({"n": counts, "loss": st.floats(), "tp": few, "fp": few, "fn": few})
+scores = st.fixed_dictionaries({"val": score, "test": score, "global": score})
+trained = st.fixed_dictionaries({"client": counts, "n": counts, "passes": counts, "loss": st.floats()})
+evaluated = st.fixed_dictionaries({"client": counts, "passes": counts, "groups": st.lists(few, max_size=3)})
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+
+
+@st.composite
+def held(draw):
+    """Tensors of any kind."""
+    found = {}
+    for name in draw(st.lists(names, max_size=4, unique=True)):
+        shape, dtype = draw(st.lists(st.integers(0, 3), max_size=4)), draw(dtypes)
+        size = math.prod(shape)
+        found[name] = (
+            torch.tensor(draw(st.lists(st.integers(0, 99), min_size=size, max_size=size))).reshape(shape).to(dtype)
+        )
+    return found
+
+
+@st.composite
+def requests(draw):
+    blobs = list(map(pack, draw(st.lists(held(), min_size=1, max_size=3))))
+    places = st.integers(0, len(blobs) - 1)
+    ask = draw(st.sampled_from(["enroll", "second", "train", "evaluate"]))
+    switches = {"train": ("score",), "evaluate": ("pooled", "after_local")}.get(ask, ())
+    return {
+        "ask": ask,
+        "clients": [draw(counts)],
+        "blob": [draw(places)],
+        "once": [draw(st.dictionaries(text, digests, max_size=3))],
+        "new": draw(st.dictionaries(digests, places, max_size=3)),
+        **({"round": draw(st.integers(0, (1 << 32) - 1))} if ask != "enroll" else {}),
+        **{key: draw(st.booleans()) for key in switches},
+    }, blobs
+
+
+answers = st.one_of(
+    st.tuples(st.just("train"), st.builds(lambda a, b: {"clients": [{**a, "after_local": b}]}, trained, scores)),
+    st.tuples(st.just("evaluate"), st.builds(lambda a, b: {"clients": [{**a, **b}]}, evaluated, scores)),
+    st.tuples(st.sampled_from(fuzz.ASKS), st.fixed_dictionaries({"error": text})),
+)
+
+
+# ---- what is written is read
+
+
+@SOME
+@given(requests())
+def test_a_request_is_read_as_it_was_written(case):
+    note, blobs = case
+    assert read_request(write(note, list(map(array, blobs)))) == (note, blobs)
+
+
+@SOME
+@given(answers, held())
+def test_an_answer_is_read_as_it_was_written(case, tensors):
+    ask, note = case
+    blobs = [pack(tensors)] if ask == "train" and "error" not in note else []
+    found, got = read_answer(write(note, list(map(array, blobs))), ask)
+    assert json.dumps(found, sort_keys=True) == json.dumps(note, sort_keys=True)  # of which NaN is a part
+    assert got == blobs
+
+
+@SOME
+@given(held())
+def test_tensors_are_read_as_they_were_packed(params):
+    found = tensors(pack(params))
+    assert set(found) == set(params)
+    for name, p in params.items():
+        assert found[name].dtype == p.dtype
+        assert torch.equal(found[name], p)
+
+
+# ---- whatever else is sent
+
+
+@SOME
+@given(st.sampled_from(fuzz.SEEDS), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_messages_with_a_few_things_changed_are_read_or_malformed(data, times, g):
+    for _ in range(times):
+        data = fuzz.mutate(data, g)
+    tracemalloc.start()
+    try:
+        fuzz.one(data)
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(data) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+@SOME
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_malformed(data):
+    fuzz.one(data)
+
+
+def test_the_cases_reach_what_is_to_be_tested():
+    """Of the cases that are made from valid messages, both outcomes are many, of each reader."""
+    g = random.Random(3)
+    fuzz.seen.clear()
+    for seed in fuzz.SEEDS:
+        fuzz.one(seed)
+    assert set(fuzz.seen) == {f"{reader} read" for reader in fuzz.READERS}
+    for _ in range(100):
+        for seed in fuzz.SEEDS:
+            fuzz.one(fuzz.mutate(seed, g))
+    for reader in fuzz.READERS:
+        assert min(fuzz.seen[f"{reader} read"], fuzz.seen[f"{reader} malformed"]) > 5
+
+
+# ---- the largest there are
+
+
+def test_the_largest_messages_take_little_time_and_memory():
+    """In a process of its own, whose peak is its own. fuzz.one() has the bound on time."""
+    command = [sys.executable, str(TESTS / "fuzz" / "largest.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name for name, (outcome, _, _) in found.items() if outcome.endswith(" read")} == {"numbers", "tensors"}
+    assert max(megabytes for _, _, megabytes in found.values()) < 500, found
+
+
+def test_json_beyond_the_limits_is_counted_and_not_parsed():
+    many = ",".join("[]" for _ in range(LIMITS.parts))
+    with pytest.raises(Malformed, match=f"more than {LIMITS.parts} parts"):
+        read_request(fuzz.content(f"[{many}]", [], 0))
+    header = ",".join('"a": 1' for _ in range(8 * LIMITS.tensors + 9)).encode()
+    with pytest.raises(Malformed, match=f"more than {LIMITS.tensors} tensors"):
+        tensors(len(header).to_bytes(8, "little") + header)

@@ -1,0 +1,155 @@
+"""What a site does to protect itself from a server, on real hosts of sites' folders."""
+
+import json
+
+import pytest
+import torch
+
+from promptfed import UserError
+from promptfed.clients.store import Store
+from promptfed.clients.wire import pack
+from promptfed.flower import ledger
+from promptfed.flower.site import Place
+from promptfed.privacy import Privacy, epsilon
+from site_folders import consortium, site
+
+NOISY = Privacy(clip=1.0, noise=8.0)
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+
+
+def ask(host, what="train", round=1, blobs=(), **more):
+    state = host.method.begin(host.model, host.init, 0)
+    for client in range(2):
+        state = host.method.admit(state, client, {}, 0)
+    note = {"ask": what, "clients": [0], "blob": [0], "round": round, "once": [{}], "new": {}, "score": False, **more}
+    return host(note, [pack(host.method.down(state, 0)), *blobs])
+
+
+# ---- what it has released
+
+
+def test_a_ledger_counts_over_runs_and_allows_no_more_than_it_may(tmp_path):
+    file = tmp_path / "released.json"
+    most = epsilon({8.0: 3}, 1e-5)
+    held = ledger.Ledger(file, NOISY, lambda: most + 0.01)
+    for n in range(3):
+        held.check()
+        assert held.answers() == ({8.0: n} if n else {})
+        held.count()
+    assert ledger.Ledger(file, NOISY).epsilon() == pytest.approx(most)
+    with pytest.raises(UserError, match=r"epsilon = 1.708.* in site.toml allows no more updates: one more .* to 1.99"):
+        ledger.Ledger(file, NOISY, lambda: most + 0.01).check()
+    ledger.Ledger(file, NOISY).check()  # it only counts
+    ledger.Ledger(file, Privacy(clip=1.0, noise=16.0)).count()  # a later agreement
+    assert ledger.Ledger(file, NOISY).answers() == {8.0: 3, 16.0: 1}
+    with pytest.raises(UserError, match="allows no more"):
+        ledger.Ledger(file, Privacy(clip=1.0), lambda: 100.0).check()  # without noise one is too many
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', '{"1": null}'])
+def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path, text):
+    (tmp_path / "released.json").write_text(text)
+    with pytest.raises(UserError, match="is damaged"):
+        ledger.Ledger(tmp_path / "released.json", NOISY).count()
+    assert (tmp_path / "released.json").read_text() == text
+
+
+def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
+    server, _ = consortium(tmp_path, clients=2, **{"privacy.clip": 1.0, "privacy.noise": 8.0})
+    at = site(server, tmp_path, 0, epsilon=epsilon({8.0: 3}, 1e-5) + 0.01)
+    place = Place.open(at)
+    parts = place.parts()
+    for run, round in (("first", 1), ("first", 1), ("second", 1)):  # the same round again has noise of its own
+        host = place.host(run, parts)
+        ask(host, round=round)
+        host.close()
+    assert json.loads((at / "released.json").read_text()) == {"8.0": 3}
+    host = place.host("third", parts)
+    try:
+        ask(host, "evaluate", round=2, pooled=False, after_local=False)  # which releases no update
+        with pytest.raises(UserError, match="allows no more updates"):
+            ask(host)
+        assert len(host.store) == 0  # nor has it trained
+    finally:
+        host.close()
+
+
+def test_a_limit_counts_from_the_moment_it_is_written_down(tmp_path):
+    server, _ = consortium(tmp_path, clients=2, **{"privacy.clip": 1.0, "privacy.noise": 8.0})
+    place = Place.open(site(server, tmp_path, 0))
+    host = place.host("first")
+    try:
+        ask(host)
+        assert place.ledger().told().startswith("updates released so far: 1, which reveal epsilon 0.9")
+        file = place.folder / "site.toml"
+        file.write_text(file.read_text() + "epsilon = 0.5\n")
+        with pytest.raises(UserError, match=r"epsilon = 0.5 in site.toml allows no more"):
+            ask(host, round=2)
+        with pytest.raises(UserError, match=r"1 updates released so far reveal epsilon 0.9\d+, and .* allows 0.5"):
+            place.ledger().told()
+    finally:
+        host.close()
+
+
+def test_a_limit_that_no_noise_can_keep_is_refused(tmp_path):
+    server, _ = consortium(tmp_path, clients=2)
+    with pytest.raises(UserError, match=r"epsilon = 3 in site.toml needs privacy.noise above 0 in consortium.toml"):
+        Place.open(site(server, tmp_path, 0, epsilon=3.0))
+    assert Place.open(site(server, tmp_path, 1)).ledger() is None
+
+
+# ---- what it keeps
+
+
+def test_what_others_could_read_is_told_with_the_remedy(tmp_path):
+    server, _ = consortium(tmp_path, clients=2)
+    place = Place.open(site(server, tmp_path, 0))
+    place.private()
+    (place.folder / "site.key").write_text("secret")
+    (place.folder / "site.key").chmod(0o640)
+    with pytest.raises(UserError, match=r'site.key" can be read by others: chmod 600 '):
+        place.private()
+    (place.folder / "site.key").chmod(0o600)
+    place.folder.chmod(0o755)
+    with pytest.raises(UserError, match=r"can be read by others: chmod 700 "):
+        place.private()
+
+
+def test_a_site_that_has_lost_its_memory_says_so(tmp_path, caplog):
+    server, _ = consortium(tmp_path, clients=2)
+    place = Place.open(site(server, tmp_path, 0))
+    parts = place.parts()
+    caplog.set_level("WARNING", logger="flwr")
+    for run, round, told in (("first", 1, False), ("first", 2, False), ("second", 2, True)):
+        host = place.host(run, parts)
+        ask(host, round=round)
+        host.close()
+        assert ("begin anew" in caplog.text) is told
+
+
+def test_a_server_cannot_fill_a_sites_disk(tmp_path):
+    server, _ = consortium(tmp_path, clients=2)
+    place = Place.open(site(server, tmp_path, 0, runs_gb=0.002))
+    parts = place.parts()
+    host = place.host("first", parts)
+    try:
+        ask(host)
+        kept = pack({"x": torch.zeros(300_000)})
+        ask(host, blobs=[kept], new={"a" * 64: 1})
+        with pytest.raises(UserError, match=r"runs_gb = 0.002 in site.toml: 0.00\d* GB would be needed; folders of"):
+            ask(host, blobs=[kept], new={"b" * 64: 1})
+        assert [file.name for file in (place.run("first") / "clients" / "once").iterdir()] == ["a" * 64]
+        for i in range(99):
+            try:
+                place.host(f"run{i}", parts).close()
+            except UserError:
+                break
+        assert 0 < i < 98  # nor by runs that never begin
+        assert not place.run(f"run{i}").exists()
+    finally:
+        host.close()
+    assert Store(place.run("first") / "clients").get(0, 2)  # what is private is as it was

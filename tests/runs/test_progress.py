@@ -1,0 +1,224 @@
+"""What is told of a run while it goes on, by a clock that stands where a test puts it."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from promptfed.cli.view import Live
+from promptfed.clients.base import Notice
+from promptfed.runs.progress import Slow, Status, duration, evaluations_between, slow
+from promptfed.server import Line
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def line(round: int, train: float, evaluate: float | None = None, accuracy: float = 0.5, **changes: Any) -> Line:
+    found: Line = {"round": round, "left_out": [], "train_loss": 0.25, "seconds": {"train": train}}
+    if evaluate is not None:
+        found["seconds"]["evaluate"] = evaluate
+        found["aggregated"] = {"summary": {"local": {"mean": accuracy, "worst": accuracy / 2}}}
+    return {**found, **changes}
+
+
+def took(*each: tuple[float, int]) -> list[dict[str, Any]]:
+    return [{"client": i, "seconds": seconds, "samples": samples} for i, (seconds, samples) in enumerate(each)]
+
+
+def seen(status: Status, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(status)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def answers(ask: str, client: int, asked: int, seconds: float | None = None, error: str = "") -> Notice:
+    return Notice(ask, client, asked, 10, seconds, error)
+
+
+# ---- time
+
+
+def test_a_round_takes_what_the_last_ones_took_and_evaluations_count_where_they_are_due() -> None:
+    clock = Clock()
+    status = Status("x", 10, every=3, clock=clock)
+    status.end(line(1, 9.0))  # the first one is slower
+    assert status.left() == "1:21 + 4 evaluations left"  # 9 x 9 s; behind rounds 3, 6, 9 and 10
+    status.end(line(2, 4.0))
+    status.end(line(3, 6.0, 20.0))
+    assert status.left() == "1:35 left"  # 7 x 5 s and 3 x 20 s
+    status.begin(4, [0, 1])
+    clock.now = 3.0
+    assert status.left() == "1:32 left"
+    clock.now = 1000.0  # it takes longer than usual: the others do not get shorter for it
+    assert status.left() == "1:30 left"
+    assert duration(status.spent()) == "17:19"
+
+
+def test_only_the_last_rounds_count() -> None:
+    status = Status("x", 40, every=1)
+    for round in range(1, 21):
+        status.end(line(round, 100.0 if round <= 10 else 1.0, 1.0))
+    assert status.left() == "0:40 left"
+
+
+def test_nothing_is_left_behind_the_last_round_and_nothing_known_before_the_first() -> None:
+    status = Status("x", 1)
+    assert "known after a round" in status.left()
+    status.end(line(1, 1.0, 1.0))
+    assert status.left() == ""
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 9])
+@pytest.mark.parametrize("every", [1, 2, 3, 10])
+def test_evaluations_are_counted_as_the_round_loop_makes_them(rounds: int, every: int) -> None:
+    due = [round % every == 0 or round == rounds for round in range(1, rounds + 1)]
+    for done in range(rounds):
+        assert evaluations_between(done, rounds, every) == sum(due[done:])
+        assert evaluations_between(done, done + 1, every, rounds) == due[done]
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (-1, 0.6, 75, 3599.6, 3725)] == ["0:00", "0:01", "1:15", "1:00:00", "1:02:05"]
+
+
+# ---- slow and failed clients
+
+
+def test_slow_is_more_than_twice_the_median_a_sample() -> None:
+    assert slow(took((1.0, 10), (2.0, 20), (3.0, 30), (4.1, 20), (6.3, 30))) == [
+        Slow(4, 6.3, pytest.approx(2.1)),
+        Slow(3, 4.1, pytest.approx(2.05)),
+    ]
+    assert slow(took((1.0, 10), (2.0, 20), (4.0, 20))) == [], "just twice"
+
+
+def test_a_client_of_few_samples_that_is_done_early_is_not_slow() -> None:
+    assert slow(took((1.0, 10), (2.0, 20), (3.0, 30), (0.9, 1))) == []
+    assert slow(took((1.0, 10), (1.0, 10), (1.0, 10), (1.1, 1))) != []
+
+
+def test_of_two_clients_neither_is_slow() -> None:
+    assert slow(took((1.0, 10), (9.0, 10))) == []
+
+
+def test_who_is_slow_is_told_from_the_second_round_on_as_the_first_step_of_all_takes_longer() -> None:
+    status = Status("x", 3)
+    lame = {"train": 9.0, "clients": took((1.0, 10), (1.0, 10), (5.0, 10))}
+    status.end(line(1, 9.0, seconds=lame))
+    assert "slow" not in status.line() + seen(status)
+    status.end(line(2, 9.0, seconds=lame))
+    assert "slow: 2 (5.0 s, 5.0 x)" in status.line()
+    assert "client 2 in round 2: 5.0 s" in seen(status)
+    status.end(line(3, 9.0))
+    assert "slow" not in status.line(), "of another round"
+
+
+def test_failures_are_told_at_once_and_once() -> None:
+    status = Status("x", 9)
+    status.begin(1, [3, 4])
+    status.on_notice(answers("train", 3, 2, 0.5, "non-finite loss"))
+    assert "client 3 in round 1: non-finite loss" in seen(status)
+    failed = [{"client": 3, "why": "non-finite loss"}, {"client": 4, "why": "no answer"}]
+    status.end(line(1, 1.0, left_out=failed))
+    assert "failed: 3 (non-finite loss), 4 (no answer)" in status.line()
+    status.end(line(2, 1.0, left_out=failed[:1]))
+    assert "4 (no answer)" not in status.line()
+    text = seen(status)
+    assert "client 3 in round 2 and 1 before: non-finite loss" in text
+    assert text.count("failed") == 2
+
+
+def test_many_failures_are_counted() -> None:
+    status = Status("x", 2)
+    status.end(line(1, 1.0, left_out=[{"client": i, "why": "no answer"} for i in range(50)]))
+    assert "47 more" in status.line()
+    assert len(status.line()) < 200
+    assert "and 47 more" in seen(status)
+
+
+# ---- the round under way
+
+
+def test_clients_are_counted_as_they_answer() -> None:
+    clock = Clock()
+    status = Status("x", 4, clock=clock)
+    status.begin(1, [0, 1, 2])
+    assert "training: 0 of 3 clients" in seen(status)
+    for client in (0, 1):
+        status.on_notice(answers("train", client, 3))
+    clock.now = 5.0
+    status.on_notice(answers("train", 0, 3, 5.0))
+    assert "training: 1 of 3 clients, waiting for client 1 for 0:05" in seen(status)
+    for client in (1, 2):
+        status.on_notice(answers("train", client, 3, 5.0))
+    status.on_notice(answers("evaluate", 7, 20))
+    assert "evaluating: 0 of 20 clients\n" in seen(status).replace(" " * 2, "")
+    for client in range(20):
+        status.on_notice(answers("evaluate", client, 20, 0.1))
+    status.on_notice(answers("evaluate", 0, 20))  # a further stage: the common model
+    assert "evaluating: 0 of 20 clients" in seen(status)
+
+
+def test_the_accuracy_is_that_of_the_last_evaluation_with_its_round() -> None:
+    status = Status("x", 9, every=2)
+    status.end(line(1, 1.0))
+    assert "local" not in status.line()
+    status.end(line(2, 1.0, 1.0, accuracy=0.5))
+    status.end(line(3, 1.0))
+    assert "local 50.0%, worst 25.0% (round 2)" in status.line()
+    assert "local 50.0%, worst 25.0% (round 2)" in seen(status)
+
+
+def test_an_evaluation_without_test_data_and_a_round_without_answers_are_told() -> None:
+    status = Status("x", 2)
+    nothing = {"summary": {"local": {"mean": None, "worst": None}}}
+    status.end(line(1, 1.0, aggregated=nothing, train_loss=None))
+    assert "loss" not in status.line()
+
+
+def test_it_fits_a_narrow_terminal() -> None:
+    status = Status("a method of a rather long name (seed 3)", 100, every=7)
+    status.end(line(1, 50.0, left_out=[{"client": 3, "why": "because of " * 20}]))
+    status.begin(2, range(10))
+    text = seen(status, width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "…" in text
+
+
+# ---- the view of the command line
+
+
+def run_through(view: Live) -> None:
+    with view:
+        for round in (1, 2):
+            view.begin(round, [0])
+            view.on_notice(answers("train", 0, 1))
+            view.on_notice(answers("train", 0, 1, 0.1))
+            view.end(line(round, 1.0, 1.0))
+
+
+def test_off_a_terminal_there_is_a_line_a_round() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    run_through(Live(console, "[x]", 2))
+    assert isinstance(console.file, io.StringIO)
+    first, second = console.file.getvalue().splitlines()
+    assert first == "[x]  round 1/2  loss 0.250  local 50.0%, worst 25.0%  0:02 spent, 0:02 left"
+    assert second.endswith("0:04 spent")
+
+
+def test_on_a_terminal_the_end_stays_and_a_run_that_was_done_before_leaves_nothing() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    assert isinstance(console.file, io.StringIO)
+    run_through(Live(console, "x", 2))
+    assert "2/2 rounds" in console.file.getvalue()
+    console.file.truncate(0)
+    with Live(console, "x", 2):
+        pass
+    assert console.file.getvalue().endswith("\x1b[2K"), "it wipes its line"

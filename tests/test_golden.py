@@ -1,0 +1,121 @@
+"""Every registered method ends with the parameters and metrics that are on record.
+
+    python tests/test_golden.py            # records golden.json anew
+
+A change of structure must not change a result. Where this machine rounds as the recording one did, results are
+compared to the last bit; elsewhere, as numbers.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import lmdb
+import pytest
+import torch
+from safetensors.torch import load
+
+import promptfed
+from promptfed.methods import ALIASES, METHODS, backbones, create
+
+RECORD = Path(__file__).parent / "golden.json"
+SMALL = {
+    "sgpt": {"groups": 3, "rare": 4, "shared_layers": (0,), "group_layers": (4, 5)},
+    "pfedpg": {"tokens": 2},
+    "tpfl": {"context": 2, "prompt_size": 2},
+    "atpfl": {"context": 2, "prompt_size": 2},
+    "dp2fl": {"depth": 2, "lr": 0.01},
+    "promptfl": {"context": 3},
+    "fedmtl": {"iterations": 16},
+    "fedprox+maple": {"depth": 2},
+}
+# FedPR projects prompts: on all weights there is nothing to project.
+NAMES = (
+    *(name for name in METHODS if name != "fedpr"),
+    *ALIASES,
+    "fedpr+vpt",
+    "fedprox+maple",
+    "moon+pt",
+    "fedprox+ft",
+)
+CASES = {name: (name, SMALL.get(name, {})) for name in NAMES}
+CASES |= {f"dp2fl {mode}": ("dp2fl", {**SMALL["dp2fl"], "privacy": mode}) for mode in ("embeddings", "sealed")}
+
+
+def rounding() -> str:
+    """A digest of what this machine makes of sums whose last bits depend on its order of operations."""
+    g = torch.Generator().manual_seed(1)
+    x, w = torch.randn(33, 65, generator=g), torch.randn(65, 129, generator=g)
+    image, kernel = torch.randn(2, 3, 17, 17, generator=g), torch.randn(8, 3, 5, 5, generator=g)
+    parts = [(x @ w).softmax(1), torch.nn.functional.conv2d(image, kernel).exp().sum(0), torch.nn.functional.gelu(x)]
+    q = torch.randn(1, 2, 19, 8, generator=g)
+    parts.append(torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    return hashlib.sha256(b"".join(p.numpy().tobytes() for p in parts)).hexdigest()[:16]
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The server's state and what the clients remember, but for keys, which are random."""
+    found = {f"server {name}": p for name, p in load((folder / "checkpoint.safetensors").read_bytes()).items()}
+    env = lmdb.open(str(folder / "clients"), readonly=True, lock=False)
+    with env.begin() as txn:
+        for key, value in txn.cursor():
+            found |= {f"{key.hex()} {name}": p for name, p in load(value).items()}
+    env.close()
+    return {name: p for name, p in found.items() if p.dtype != torch.uint8}
+
+
+def outcome(name: str, settings: dict, folder: Path) -> dict:
+    vision = backbones(create(name, settings))
+    result = promptfed.run(
+        method={"name": name, "epochs": 1, **settings},
+        dataset={"name": "shapes", "limit": 128},
+        partition={"name": "dirichlet", "alpha": 0.5, "clients": 3},
+        backbone="clip-mini" if vision.startswith("CLIP") else "vit-mini",
+        rounds=2,
+        seed=3,
+        engine={"workers": 1, "device": "cpu"},
+        out=folder,
+    )
+    held = tensors(folder)
+    digests = sorted(f"{p.dtype}{tuple(p.shape)}".encode() + p.numpy().tobytes() for p in held.values())
+    numbers = {stage: kinds["last"] for stage, kinds in result.numbers["metrics"].items()}
+    text = json.dumps([numbers, result.numbers["communication"]], sort_keys=True)
+    floats = [p.double() for p in held.values() if p.is_floating_point()]
+    return {
+        "parameters": hashlib.sha256(b"".join(digests)).hexdigest(),
+        "metrics": hashlib.sha256(text.encode()).hexdigest(),
+        "norm": float(f"{float(sum(p.square().sum() for p in floats)) ** 0.5:.6g}"),
+        "local": numbers["aggregated"]["local"]["weighted"],
+        "loss": numbers["aggregated"]["loss"],
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_method_ends_as_recorded(case, tmp_path):
+    record = json.loads(RECORD.read_text())
+    wanted, found = record["methods"][case], outcome(*CASES[case], tmp_path / "run")
+    if rounding() == record["rounding"] and torch.__version__ == record["torch"]:
+        assert found == wanted
+    else:
+        assert found["norm"] == pytest.approx(wanted["norm"], rel=1e-3)
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-2)
+        assert found["local"] == pytest.approx(wanted["local"], abs=0.1)
+
+
+def record() -> None:
+    torch.set_num_threads(1)
+    methods = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PROMPTFED_CACHE"] = folder + "/cache"
+        for i, (case, (name, settings)) in enumerate(CASES.items()):
+            methods[case] = outcome(name, settings, Path(folder) / str(i))
+            print(case, methods[case]["local"], file=sys.stderr)
+    kept = {"torch": torch.__version__, "rounding": rounding(), "methods": methods}
+    RECORD.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record()
