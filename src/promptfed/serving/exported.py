@@ -13,13 +13,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .. import methods, models
+from .. import files, methods, models
 from ..clients.wire import pack, unpack
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
-from ..runs import record
 from ..tuning import Full, Tuning
 
 FORMAT = 1
@@ -40,8 +39,8 @@ def write(path: Path, card: Card, tuning: Tuning, model: Model, params: Params) 
     tensors |= {_FROZEN + name: p for name, p in seeded.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        record.write(path, pack(tensors, card))
-        record.write(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
+        files.write(path, pack(tensors, card))
+        files.write(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
     except OSError as error:
         raise UserError(f'"{path}" cannot be written: {error.strerror}') from None
     return path
