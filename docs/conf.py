@@ -40,4 +40,4 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 add_module_names = False
-nitpick_ignore_regex = [("py:.*", r".*")]  # types in signatures: inventories of other projects would have to be downloaded
+nitpick_ignore_regex = [("py:.*", r".*")]  # types in signatures: other inventories would be downloaded

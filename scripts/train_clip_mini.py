@@ -115,7 +115,7 @@ def normalised(pictures: np.ndarray) -> Tensor:
 def eased(scenes: shapes.Scenes, ease: float) -> shapes.Scenes:
     """The same scenes, closer to large, upright shapes in the centre for smaller `ease`; unchanged at 1.
 
-    Trained on shapes of any size anywhere from the start, a transformer learns colours and then nothing for a long time.
+    Trained on shapes of any size anywhere from the start, a transformer learns colours and little else for a long time.
     """
     middle = shapes.SIZE / 2
     return replace(

@@ -1,8 +1,8 @@
 """Links from the text to lines of the code.
 
-In plain Markdown, a link such as [`Sgpt.loss`](../../src/promptfed/methods/sgpt.py) opens the file. On the site it opens
-a page with the source, at the line that defines the name. A name that the file does not define is a warning, which
-fails the build.
+In plain Markdown, a link such as [`Sgpt.loss`](../../src/promptfed/methods/sgpt.py) opens the file. On the site it
+opens a page with the source, at the line that defines the name. A name that the file does not define is a warning,
+which fails the build.
 """
 
 from __future__ import annotations
