@@ -24,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .. import files
 from ..clients.host import Host, Message
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
@@ -32,7 +33,7 @@ from ..data.sources import Source
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..params import Params
 from ..privacy import accounting
-from ..runs import build, record
+from ..runs import build
 from ..runs import config as C
 from ..seeding import rng
 from ..training import Work
@@ -251,4 +252,4 @@ class SiteHost(Host):
         test = said["clients"][0]["test"]
         accuracy = sum(test["tp"]) / test["n"] if test["n"] else None
         metrics = {"aggregated": {"n_test": test["n"], "accuracy": accuracy}}
-        record.write(file, pack(unpack(blobs[note["blob"][0]])[0], {**turn, "metrics": metrics}))
+        files.write(file, pack(unpack(blobs[note["blob"][0]])[0], {**turn, "metrics": metrics}))

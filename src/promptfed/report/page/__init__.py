@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from ... import files
 from ...errors import UserError
 from ...runs import record
 from .. import gather, numbers, page_charts, style
@@ -40,7 +41,7 @@ def write(folders: Sequence[Path], out: Path) -> Path:
         warnings.warn(problem, stacklevel=2)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        record.write(out, text.encode())
+        files.write(out, text.encode())
     except OSError as error:
         raise UserError(f'--out = "{out}" cannot be written: {error.strerror}') from None
     return out
