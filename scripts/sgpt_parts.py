@@ -1,5 +1,5 @@
-"""What SGPT's parts are worth in a finished run: test accuracy with the groups that samples select, with the best one
-for all, and without group prompts; and how many training samples are trained in the group that they select.
+"""The contribution of SGPT's parts in a finished run: test accuracy with the selected groups, with the best single
+group, and without group prompts; and the share of training samples trained in the group that they would select.
 
 python scripts/sgpt_parts.py runs/NAME/sgpt-seed0...
 """
