@@ -87,7 +87,7 @@ def test_in_a_simulation_it_is_an_error_if_everybody_fails(tmp_path):
         (lambda note, blobs: ({"clients": [{**note["clients"][0], "moved": {"x": math.inf}}]}, blobs), "non-finite"),
         (lambda note, blobs: ({"clients": [{**note["clients"][0], "error": "a\x1b[31m\nb"}]}, blobs), "a?[31m b"),
         (lambda note, blobs: (note, [pickle.dumps({"up/head.bias": 1})]), "malformed blob"),
-        (lambda note, blobs: (note, [pack({"up/head.bias": torch.zeros(9)})]), "other names or shapes"),
+        (lambda note, blobs: (note, [pack({"up/head.bias": torch.zeros(9)})]), "names or shapes differ"),
         (lambda note, blobs: (note, [changed(blobs[0], lambda p: p.double())]), "other types"),
         (lambda note, blobs: (note, [changed(blobs[0], lambda p: p * float("nan"))]), "non-finite update"),
     ],
