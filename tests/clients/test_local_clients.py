@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import promptfed
+from limits import HANG
 from promptfed import UserError
 from promptfed.clients.local import LocalClients
 from promptfed.clients.messages import Enroll, Recipient, Request, Train
@@ -253,7 +254,7 @@ def test_a_worker_is_interrupted_by_nothing_and_ends_with_its_parent():
         worker(Request(task=Enroll(), clients=[]), [])
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=HANG) == 0
 
 
 def test_a_worker_without_a_parent_has_nothing_to_say():
@@ -265,4 +266,4 @@ def test_a_worker_without_a_parent_has_nothing_to_say():
     process.stdout.close()
     write_frame(process.stdin, json.dumps({"path": sys.path}).encode())
     write_frame(process.stdin, b"{}")
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(timeout=HANG)[1] == b""

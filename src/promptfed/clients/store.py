@@ -5,13 +5,13 @@ crash therefore starts from what the client knew before that round: training is 
 clients and server. What is sent only once is kept in files, named by content.
 """
 
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 import lmdb
 
+from .. import files
 from ..errors import UserError
 from ..params import Params
 from .wire import pack, unpack
@@ -62,13 +62,7 @@ class Store:
         if file.exists() and file.stat().st_size == len(blob):  # a power cut may have left less
             return
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        part = file.with_name(f"{digest}.{os.getpid()}")
-        try:
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-                opened.write(blob)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        files.write(file, blob, private=True)
 
     def once(self, digest: str) -> Params:
         return unpack((self._path / "once" / digest).read_bytes())[0]

@@ -24,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .. import files
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
 from ..clients.wire import pack, unpack
@@ -33,7 +34,7 @@ from ..data.sources import Source
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..params import Params
 from ..privacy import accounting
-from ..runs import build, record
+from ..runs import build
 from ..runs import config as C
 from ..seeding import rng
 from ..training import Work
@@ -258,4 +259,4 @@ class SiteHost(Host):
         assert isinstance(result, EvaluateResult)
         test = result.scores.test
         metrics = {"aggregated": {"n_test": test.n, "accuracy": test.score().accuracy}}
-        record.write(file, pack(unpack(blob)[0], {**turn, "metrics": metrics}))
+        files.write(file, pack(unpack(blob)[0], {**turn, "metrics": metrics}))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import files
 from ..clients.base import Scores
 from ..clients.host import Host
 from ..clients.local import LocalClients
@@ -94,7 +95,7 @@ def join(
             store.close()
     model.save(folder / MODEL)
     draw(numbers, folder / "join.png")
-    record.write(folder / "join.json", (json.dumps(numbers, indent=1) + "\n").encode())  # last: it says all is there
+    files.write(folder / "join.json", (json.dumps(numbers, indent=1) + "\n").encode())  # last: it says all is there
     return Joined(folder, numbers, model)
 
 

@@ -15,7 +15,7 @@ from ..params import Params
 from ..seeding import rng
 from ..training import CHUNK
 from ..tuning import Tuning
-from . import files
+from . import exported
 from .images import Images, complain, decode, listed
 
 
@@ -55,7 +55,7 @@ class Predictions:
 class Predictor:
     """A client's model, or the global one. `card` says where it comes from and what it needs."""
 
-    card: files.Card
+    card: exported.Card
     tuning: Tuning
     model: Model
     params: Params
@@ -114,4 +114,4 @@ class Predictor:
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file with the card inside, and a copy of the card beside it for people; -> the file."""
-        return files.write(Path(path).expanduser(), self.card, self.tuning, self.model, self.params)
+        return exported.write(Path(path).expanduser(), self.card, self.tuning, self.model, self.params)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import lmdb
 
+from .. import files
 from .. import params as P
 from ..clients.host import Host
 from ..clients.store import Store
@@ -23,7 +23,7 @@ from ..runs import build, record
 from ..runs import config as C
 from ..runs.record import Busy
 from ..training import train
-from . import files
+from . import exported
 from .predictor import Predictor
 
 _TOLD = 50  # names of sites that fit a sentence
@@ -82,10 +82,10 @@ class Trained:
         params = method.start(self.parts.init, down, {}, {})
         return self._predictor(params, {"client": None, "metrics": self._metrics(None)})
 
-    def _predictor(self, params: Params, about: files.Card) -> Predictor:
+    def _predictor(self, params: Params, about: exported.Card) -> Predictor:
         return predictor(self.parts, params, {**about, "round": self.round})
 
-    def _metrics(self, client: int | None) -> files.Card:
+    def _metrics(self, client: int | None) -> exported.Card:
         """What the run found out about this model, if it evaluated behind its last round."""
         line = next((line for line in record.read_lines(self.path) if line["round"] == self.round), {})
         if client is None:
@@ -149,13 +149,13 @@ def adapted(parts: build.Parts, store: Store, received: Params, client: int, as_
     return train(method, parts.model, [work], phases, config.seed, as_of)[0].params
 
 
-def predictor(parts: build.Parts, params: Params, about: files.Card) -> Predictor:
+def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predictor:
     """Parameters with all that they need to predict."""
     config, data = parts.config, parts.federation.dataset
     channels, height, width = parts.model.image
     scale = parts.model.preprocess or data  # as frozen.normalisation() has it
-    card: files.Card = {
-        "format": files.FORMAT,
+    card: exported.Card = {
+        "format": exported.FORMAT,
         "method": config.method.complete(),
         "backbone": {"name": config.backbone.name, "part": config.backbone.part},
         "seed": config.seed,
@@ -203,12 +203,11 @@ def _shared(path: Path) -> Iterator[None]:
     if not file.exists():  # a copy of a run
         yield
         return
-    with file.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(f'"{path}" is in use: the run is still going on') from None
-        yield
+    try:
+        with files.lock(file, shared=True, seconds=0):
+            yield
+    except files.Locked:
+        raise Busy(f'"{path}" is in use: the run is still going on') from None
 
 
 # ---- at a site
