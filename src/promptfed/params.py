@@ -26,6 +26,15 @@ def nested(name: str, params: Params, sep: str = ".") -> Params:
     return {f"{name}{sep}{key}": p for key, p in params.items()}
 
 
+def groups(params: Params) -> dict[str, Params]:
+    """{"3.x": a, "3.y": b} -> {"3": {"x": a, "y": b}}"""
+    found: dict[str, Params] = {}
+    for key, p in params.items():
+        group, _, rest = key.partition(".")
+        found.setdefault(group, {})[rest] = p
+    return found
+
+
 def mean(items: Sequence[Params], weights: Sequence[float]) -> Params:
     """Weighted mean; the weights need not sum to one."""
     total = float(sum(weights))

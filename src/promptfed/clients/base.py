@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import UserError
-from ..method import Update
 from ..params import Params
-from ..training import Score
+from ..phases import Update
+from ..scoring import Scores
 from .messages import (
     Enroll,
     Evaluate,
@@ -26,16 +26,6 @@ from .messages import (
     split_update,
 )
 from .once import Once
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How one client's model does on its own validation and test data, and on all clients' test data where known."""
-
-    client: int
-    parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
-    passes: int = 0  # samples drawn to adapt the model before it was scored
-    groups: np.ndarray | None = None  # (groups, domains) test samples, where the method has groups
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from .. import params as P
 from ..params import Params
-from ..training import Score
+from ..scoring import Score
 from .wire import pack, unpack
 
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
