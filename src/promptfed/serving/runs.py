@@ -16,7 +16,7 @@ from ..clients.store import Store
 from ..clients.wire import unpack
 from ..data import Federation
 from ..errors import UserError, unknown
-from ..flower.site import RECEIVED, Place
+from ..flower.site import RECEIVED, SiteFolder
 from ..method import State, split_once
 from ..params import Params
 from ..runs import build, record
@@ -213,7 +213,7 @@ def _shared(path: Path) -> Iterator[None]:
 # ---- at a site
 
 
-def of_site(place: Place, name: str | None, device: str) -> Predictor:
+def of_site(place: SiteFolder, name: str | None, device: str) -> Predictor:
     """A site's own model as it was last scored in a run (none: the latest): what it was sent, with what is private."""
     found = sorted((place.folder / "runs").glob(f"{name or '*'}/{RECEIVED}"), key=lambda p: p.stat().st_mtime)
     if not found:
