@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import promptfed
+from limits import HANG
 from promptfed import methods
 from promptfed.cli.main import app
 from promptfed.data import PARTITIONS
@@ -36,7 +37,7 @@ def test_the_method_shown_conforms(name, tmp_path):
     code, check = blocks(name, "python")
     (tmp_path / "mine.py").write_text(code)
     assert len(code.splitlines()) <= 32
-    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 
@@ -53,7 +54,7 @@ def test_the_trimmed_mean_shown_trims_few_clients_too():
 def test_the_script_shown_prints_what_is_shown(name, alone):
     (code,) = blocks(name, "python")
     (shown,) = blocks(name, "text")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     said, told = done.stdout.split(), shown.split()
     assert [len(word) for word in said] == [len(word) for word in told]  # other processors may round otherwise
@@ -112,7 +113,7 @@ def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
     """One test for all of it: a build takes half a minute, most of which is the notebook's."""
     command = [sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-n", "-q", str(ROOT / "docs"), "site"]
     environment = {**os.environ, "PROMPTFED_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     pages = {path.relative_to(tmp_path / "site").as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
 

@@ -49,7 +49,7 @@ def test_every_analysis_is_there():
 
 
 def test_the_command_line_starts_without_what_draws():
-    code = "import sys, promptfed.analysis.command; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
+    code = "import sys, promptfed.cli.analyse; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import promptfed
+from limits import HANG
 from promptfed import UserError
 from promptfed.clients.local import LocalClients
 from promptfed.clients.wire import unpack
@@ -251,7 +252,7 @@ def test_a_worker_is_interrupted_by_nothing_and_ends_with_its_parent():
         worker({}, [])
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=HANG) == 0
 
 
 def test_a_worker_without_a_parent_has_nothing_to_say():
@@ -263,4 +264,4 @@ def test_a_worker_without_a_parent_has_nothing_to_say():
     process.stdout.close()
     write_frame(process.stdin, {"path": sys.path}, [])
     write_frame(process.stdin, {}, [])
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(timeout=HANG)[1] == b""

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from limits import HANG
 from promptfed.clients.local import LocalClients
 from promptfed.flower import certificates
 from promptfed.flower.site import Place
@@ -20,8 +21,6 @@ from promptfed.runs import record
 from promptfed.server import Plan, run
 from promptfed.testing import Memory
 from site_folders import consortium, site
-
-LONG = 600  # seconds after which a test gives up: the machine may be busy
 
 
 def free_port():
@@ -44,7 +43,7 @@ class Process:
 
     def wait_for(self, pattern, times=1):
         """Until it has said so; -> how often it has."""
-        until = time.monotonic() + LONG
+        until = time.monotonic() + HANG
         while len(found := re.findall(pattern, self.said())) < times:
             assert self.popen.poll() is None or re.search(pattern, self.said()), self.said()[-3000:]
             assert time.monotonic() < until, f"no {pattern} in {self.said()[-3000:]}"
@@ -57,7 +56,7 @@ class Process:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(30)
+        self.popen.wait(HANG)
 
     def end(self):
         if self.popen.poll() is None:
@@ -113,7 +112,7 @@ class Deployment:
 
     def link(self):
         process = self.start("link", "link", self.server, *self.flag())
-        until = time.monotonic() + LONG
+        until = time.monotonic() + HANG
         while True:
             with socket.socket() as attempt:
                 if attempt.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -156,7 +155,7 @@ class Deployment:
         try:
             yield found
         finally:
-            thread.join(LONG)
+            thread.join(HANG)
         assert not thread.is_alive()
 
     def change(self, **settings):

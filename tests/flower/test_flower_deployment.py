@@ -12,10 +12,11 @@ import re
 import time
 
 import httpx
-from deployment import LONG, Recorder, deployed, mode, numbers, reference, state
+from deployment import Recorder, deployed, mode, numbers, reference, state
 from typer.testing import CliRunner
 
 import promptfed
+from limits import HANG
 from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.clients.store import Store
@@ -102,7 +103,7 @@ def test_a_node_that_is_not_admitted_is_refused(secure):
     try:
         certificates.make_pair(stranger)
         process = secure.node(2)
-        process.popen.wait(LONG)
+        process.popen.wait(HANG)
         assert process.popen.returncode == 1
         assert "Failed to initialize the connection to the SuperLink" in (stranger / "node.log").read_text()
         assert "promptfed: the SuperLink refuses this site: its key is not admitted" in process.said()
@@ -186,7 +187,7 @@ def test_a_run_goes_on_without_those_who_fail(secure, tmp_path):
 def test_a_run_whose_superlink_was_killed_is_resumed_to_the_same_parameters(secure, tmp_path):
     secure.change(**{"rounds": 3, "engine.deadline": 300})
     with secure.submitted("killed") as found:
-        until = time.monotonic() + LONG
+        until = time.monotonic() + HANG
         file = secure.server / "runs" / "killed" / "rounds.jsonl"
         while not (file.exists() and file.read_text().count("\n")):
             assert time.monotonic() < until

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
 
 from fuzz import flower_wire as fuzz
+from limits import HANG
 from promptfed.clients.wire import pack
 from promptfed.flower.wire import LIMITS, Malformed, array, read_answer, read_request, tensors, write
 
@@ -146,7 +147,7 @@ def test_the_cases_reach_what_is_to_be_tested():
 def test_the_largest_messages_take_little_time_and_memory():
     """In a process of its own, whose peak is its own. fuzz.one() has the bound on time."""
     command = [sys.executable, str(TESTS / "fuzz" / "largest.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {name for name, (outcome, _, _) in found.items() if outcome.endswith(" read")} == {"numbers", "tensors"}

@@ -36,7 +36,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 READERS = ("request", "answer", "blob")
 ASKS = tuple(wire.TYPES)
 MARK = b"\xff\xfe\xfd"  # in no UTF-8
-SECONDS = 2.0  # of processor time that a case may take
+SECONDS = 6.0  # of processor time that a case may take: ten times the costliest, as the machine may be busy
 seen: Counter[str] = Counter()
 
 # ---- messages as they should be

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .page_data import Found, Group
+from .gather import Group, ReportData
 
 _Feature = Callable[[Group], str]
 
@@ -24,7 +24,7 @@ class Task:
         return self.groups[0]
 
 
-def tasks(found: Found) -> list[Task]:
+def tasks(found: ReportData) -> list[Task]:
     columns = {group.label: found.places.get(group.label, ("", ""))[1] for group in found.groups}
     each: list[list[Group]] = []
     for group in found.groups:
@@ -37,7 +37,7 @@ def tasks(found: Found) -> list[Task]:
     return [Task(words, groups) for words, groups in zip(_words(each, columns), each, strict=True)]
 
 
-def words(found: Found) -> dict[str, str]:
+def words(found: ReportData) -> dict[str, str]:
     """Label -> its task."""
     return {group.label: task.words for task in tasks(found) for group in task.groups}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from .page_data import Found
+from ..gather import ReportData
 
 # Pixels and colours: less where the pictures would not fit, alike for all.
 _SIZES = ((1100, 64), (900, 48), (740, 32), (620, 32), (520, 24), (420, 16))
@@ -48,7 +48,7 @@ class Drawn:
     height: int
 
 
-def find(found: Found) -> list[Picture]:
+def find(found: ReportData) -> list[Picture]:
     """All pictures, the most telling first: later ones are left out where there is no room."""
     places = [(folder, "") for folder in found.folders]
     many = len(found.entries) > 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..runs.record import LAST
-from .page_data import Entry, Found, Group
+from .gather import Group, ReportData, SeedRun
 from .runs import Stage
 
 KINDS = {
@@ -79,7 +79,7 @@ COLUMNS = (
 )
 
 
-def columns(found: Found) -> list[Column]:
+def columns(found: ReportData) -> list[Column]:
     """Those that say something of at least one run."""
     shown = []
     for column in COLUMNS:
@@ -115,14 +115,14 @@ def rounds(group: Group, kind: str) -> str:
     return ", ".join(dict.fromkeys(told)) or "–"
 
 
-def _stage(entry: Entry, column: Column, kind: str) -> Mapping[str, Any] | None:
+def _stage(entry: SeedRun, column: Column, kind: str) -> Mapping[str, Any] | None:
     metrics = entry.numbers.get("metrics", {})
     stage = next((name for name in column.stages if name in metrics), None)
     found: Mapping[str, Any] | None = metrics[stage].get(kind) if stage else None
     return found
 
 
-def _value(entry: Entry, column: Column, kind: str) -> float | None:
+def _value(entry: SeedRun, column: Column, kind: str) -> float | None:
     numbers = entry.numbers
     if not numbers:
         return None
@@ -185,7 +185,7 @@ def _few(group: Group, column: Column, kind: str) -> list[str]:
     return told
 
 
-def _clients(entry: Entry, column: Column, kind: str) -> str:
+def _clients(entry: SeedRun, column: Column, kind: str) -> str:
     """A round's evaluation misses the clients that were away; locally trained models may be its participants' alone."""
     stage = next((name for name in column.stages if name in entry.numbers.get("metrics", {})), "")
     found = entry.numbers.get("metrics", {}).get(stage, {}).get(kind)
@@ -205,7 +205,7 @@ def _clients(entry: Entry, column: Column, kind: str) -> str:
     return f"of fewer than all {few[0][1]} clients in {len(few)} of these {len(at)} evaluated rounds"
 
 
-def _rounds(entry: Entry, column: Column, kind: str) -> str:
+def _rounds(entry: SeedRun, column: Column, kind: str) -> str:
     if column.key != "global" or not kind.startswith("mean"):
         return ""
     shown = (_stage(entry, column, kind) or {}).get("rounds", [])
@@ -228,7 +228,7 @@ MEASURES: dict[str, tuple[str, Stage, tuple[str, ...]]] = {
 }
 
 
-def series(entry: Entry, measure: str) -> dict[int, float]:
+def series(entry: SeedRun, measure: str) -> dict[int, float]:
     """Round -> value, where it is known."""
     if measure == "loss":
         found = {line["round"]: line["train_loss"] for line in entry.run.lines}

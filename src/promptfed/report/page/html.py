@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from . import style
+from .. import style
 
 
 def plain(heads: Sequence[str], rows: Sequence[Sequence[Any]], label: str, wrap: bool = False) -> str:

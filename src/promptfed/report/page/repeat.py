@@ -7,14 +7,14 @@ import tomllib
 from html import escape
 from pathlib import Path
 
-from ..runs import config as C
-from .page_data import Entry, Found, Group
-from .page_html import h2, listed
+from ...runs import config as C
+from ..gather import Group, ReportData, SeedRun
+from .html import h2, listed
 
 _MANY = 16  # methods whose complete configurations would make a page too large
 
 
-def repeat(found: Found, out: Path) -> str:
+def repeat(found: ReportData, out: Path) -> str:
     words = ["promptfed", "report", *map(str, found.folders), "--out", str(out)]
     apart = [entry.run.consortium for entry in found.entries]
     how = "" if all(apart) else (
@@ -86,7 +86,7 @@ def _facts(group: Group) -> dict[str, str]:
     }
 
 
-def _toml(entry: Entry) -> str:
+def _toml(entry: SeedRun) -> str:
     if not entry.run.settings:
         return "config.toml is not in the folder"
     file = entry.run.folder / "config.toml"

@@ -1,6 +1,6 @@
 """What a report is made of: the runs found in folders, put together by label.
 
-A folder that cannot be read costs its own rows only: a sentence in `Found.problems` says so.
+A folder that cannot be read costs its own rows only: a sentence in `ReportData.problems` says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BROKEN = (UserError, OSError, ValueError, KeyError, TypeError, IndexError, Attr
 
 
 @dataclass(frozen=True)
-class Entry:
+class SeedRun:
     """One run. `numbers`: as in result.json, of the rounds there are; empty before the first evaluation."""
 
     run: Run
@@ -55,10 +55,10 @@ class Group:
     """A row of the table: the runs of one configuration, a seed each."""
 
     label: str
-    entries: list[Entry]
+    entries: list[SeedRun]
 
     @property
-    def first(self) -> Entry:
+    def first(self) -> SeedRun:
         return self.entries[0]
 
     def option(self, section: str, key: str) -> Any:
@@ -66,22 +66,22 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
+class ReportData:
     groups: list[Group]
     folders: list[Path]  # as they were named
     problems: list[str] = field(default_factory=list)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)  # label -> row and column, in tables with columns
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SeedRun]:
         return [entry for group in self.groups for entry in group.entries]
 
 
-def gather(folders: Sequence[Path]) -> Found:
+def gather(folders: Sequence[Path]) -> ReportData:
     """All runs in these folders, each a run's or a comparison's."""
     if not folders:
         raise UserError("report: name the folder of a run or of a comparison")
-    entries: list[Entry] = []
+    entries: list[SeedRun] = []
     problems: list[str] = []
     places: dict[str, tuple[str, str]] = {}
     seen: set[Path] = set()
@@ -103,7 +103,7 @@ def gather(folders: Sequence[Path]) -> Found:
             problems.append(f"{entry.run.folder} is not finished: it has {of}{evaluated}.")
     if not entries:
         raise UserError(" ".join(problems).rstrip(".") or "report: no run was found")
-    return Found(_grouped(entries), list(folders), problems, places)
+    return ReportData(_grouped(entries), list(folders), problems, places)
 
 
 def _runs(folder: Path, problems: list[str], places: dict[str, tuple[str, str]]) -> list[tuple[Path, str | None]]:
@@ -142,7 +142,7 @@ def _slug(path: Path) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (path.name, 0)
 
 
-def _read(folder: Path, label: str | None, origin: Path, problems: list[str]) -> Entry:
+def _read(folder: Path, label: str | None, origin: Path, problems: list[str]) -> SeedRun:
     run = Run.read(folder)
     numbers = record.result(run.lines, {}) if run.scored else {}
     numbers.pop("versions", None)  # of this process, not of the run
@@ -175,7 +175,7 @@ def _read(folder: Path, label: str | None, origin: Path, problems: list[str]) ->
         head = {key: value for key, value in json.loads(text).items() if key != "clients"}
         head["hash"] = hashlib.sha256(text).hexdigest()
     name = label or run.settings.get("method", {}).get("name") or numbers.get("method") or folder.name
-    return Entry(run, numbers, str(name), origin, head, head.get("hash", run.setting))
+    return SeedRun(run, numbers, str(name), origin, head, head.get("hash", run.setting))
 
 
 def _why(error: Exception) -> str:
@@ -184,9 +184,9 @@ def _why(error: Exception) -> str:
     return str(error).rstrip(".").splitlines()[0] if str(error) else type(error).__name__
 
 
-def _grouped(entries: Sequence[Entry]) -> list[Group]:
+def _grouped(entries: Sequence[SeedRun]) -> list[Group]:
     """Runs of one configuration together; an unfinished one by itself, as its last round is not the others'."""
-    places: dict[tuple[Any, ...], list[Entry]] = {}
+    places: dict[tuple[Any, ...], list[SeedRun]] = {}
     for entry in entries:
         settings = {key: value for key, value in entry.run.settings.items() if key not in ("seed", "engine")}
         same: Any = (entry.origin, entry.label)

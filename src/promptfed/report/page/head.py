@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from . import page_numbers, page_privacy
-from .page_data import Found, Group
-from .page_html import listed
-from .page_numbers import Cell
-from .page_table import percent
-from .page_tasks import Task, tasks
+from .. import numbers
+from ..gather import Group, ReportData
+from ..numbers import Cell
+from ..tasks import Task, tasks
+from . import privacy
+from .html import listed
+from .table import percent
 
 _TOLD = 6  # tasks up to which each one has a sentence
 _Scores = list[tuple[Group, Cell]]  # the best first
 
 
-def title(found: Found) -> str:
+def title(found: ReportData) -> str:
     words = [task.words for task in tasks(found)]
     return words[0] if len(words) == 1 and words[0] else f"{len(found.entries)} runs"
 
 
-def top(found: Found) -> str:
+def top(found: ReportData) -> str:
     groups, first = found.groups, found.groups[0]
     named = title(found)
     if len(groups) == 1 and len(first.entries) == 1:
@@ -43,19 +44,19 @@ def top(found: Found) -> str:
     shares = dict.fromkeys(group.first.run.settings.get("fraction") for group in groups)
     facts["clients a round"] = listed(f"{100 * share:g} %" for share in shares if share is not None) or "–"
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
-    return f'<h1>{escape(named)}</h1>{_finding(found)}{page_privacy.lead(found)}<dl class="facts">{cells}</dl>'
+    return f'<h1>{escape(named)}</h1>{_finding(found)}{privacy.lead(found)}<dl class="facts">{cells}</dl>'
 
 
 def _file(group: Group, section: str) -> str:
     return Path(str(group.option(section, "name") or "–")).name
 
 
-def _method(found: Found, group: Group) -> str:
+def _method(found: ReportData, group: Group) -> str:
     """Its name, without that of its column."""
     return found.places[group.label][0] if group.label in found.places else group.label
 
 
-def _finding(found: Found) -> str:
+def _finding(found: ReportData) -> str:
     """What came out: of each task where they are few, since accuracies of different tasks say nothing together."""
     each = [(task, known) for task in tasks(found) if (known := _scores(task))]
     if not each:
@@ -71,7 +72,7 @@ def _finding(found: Found) -> str:
 
 
 def _scores(task: Task) -> _Scores:
-    cells = [(group, page_numbers.cell(group, page_numbers.COLUMNS[0], "last")) for group in task.groups]
+    cells = [(group, numbers.cell(group, numbers.COLUMNS[0], "last")) for group in task.groups]
     return sorted(((g, c) for g, c in cells if c.mean is not None), key=lambda one: -(one[1].mean or 0.0))
 
 
@@ -96,7 +97,7 @@ def _best(known: _Scores) -> str:
 def _caveats(known: _Scores) -> str:
     """What is not alike in rows of one task."""
     text = ""
-    rounds = {group.label: page_numbers.rounds(group, "last") for group, _ in known}
+    rounds = {group.label: numbers.rounds(group, "last") for group, _ in known}
     if len(set(rounds.values())) > 1:
         told = listed(dict.fromkeys(rounds.values()))
         text += f" Rounds differ: the last ones are {escape(told)}."
@@ -105,7 +106,7 @@ def _caveats(known: _Scores) -> str:
     return text
 
 
-def _counted(found: Found, each: Sequence[_Scores]) -> str:
+def _counted(found: ReportData, each: Sequence[_Scores]) -> str:
     """Who is best how often."""
     what = "columns" if found.places else "tasks"
     if all(len(known) == 1 for known in each):

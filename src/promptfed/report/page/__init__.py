@@ -13,18 +13,19 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from .. import files
-from ..errors import UserError
-from ..runs import record
-from . import page_charts, page_data, page_images, page_numbers, page_privacy, style
-from .page_charts import Chart
-from .page_data import Entry, Found
-from .page_head import title, top
-from .page_html import anchor, h2, listed, plain, swatch
-from .page_images import Drawn
-from .page_repeat import repeat
-from .page_table import results
-from .page_tasks import Task, tasks
+from ... import files
+from ...errors import UserError
+from ...runs import record
+from .. import gather, numbers, page_charts, style
+from ..gather import ReportData, SeedRun
+from ..page_charts import Chart
+from ..tasks import Task, tasks
+from . import images, privacy
+from .head import title, top
+from .html import anchor, h2, listed, plain, swatch
+from .images import Drawn
+from .repeat import repeat
+from .table import results
 
 LIMIT = 1_500_000  # bytes of a page
 _LEFT_OUT = 60  # rows of the table of clients that were left out
@@ -34,7 +35,7 @@ _ROOM = 60_000  # bytes kept free of pictures
 
 def write(folders: Sequence[Path], out: Path) -> Path:
     """The report of these folders of runs and comparisons. What cannot be shown is a warning, and in the report."""
-    found = page_data.gather(folders)
+    found = gather.gather(folders)
     text, problems = build(found, out)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
@@ -46,14 +47,14 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]]:
+def build(found: ReportData, out: Path = Path("report.html")) -> tuple[str, list[str]]:
     """The page, and what is not as it should be."""
     curves, measures = page_charts.curves(found)
     partitions = _partitions(found)
     samples = [page_charts.samples(task.first, i) for i, task in enumerate(partitions[:_PARTITIONS])]
     found_charts = [page_charts.clients(found), curves, page_charts.communication(found), *samples]
     charts = {chart.name: chart for chart in found_charts if chart}
-    names = list(page_numbers.MEASURES)
+    names = list(numbers.MEASURES)
     data = {
         "labels": [group.label for group in found.groups],
         "dark": page_charts.DARK,
@@ -62,8 +63,8 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
     }
     fixed = {
         "title": escape(title(found)),
-        "css": _file("page.css"),
-        "js": _file("page.js"),
+        "css": _file("templates/page.css"),
+        "js": _file("templates/page.js"),
         "bundle": _bundle(),
         "data": _json(data),
     }
@@ -73,11 +74,11 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
         "Curves": _curves(curves, measures, found),
         "Communication": _communication(charts.get("communication"), found),
         "Left out": _left_out(found),
-        "Privacy": page_privacy.section(found),
+        "Privacy": privacy.section(found),
         "Repeat": repeat(found, out),
     }
     spent = sum(len(one.encode()) for one in (*fixed.values(), *parts.values()))
-    drawn, unseen = page_images.embed(page_images.find(found), LIMIT - spent - _ROOM)
+    drawn, unseen = images.embed(images.find(found), LIMIT - spent - _ROOM)
     problems = [*found.problems, *unseen]
     shown = {
         **{key: parts[key] for key in ("Results", "Clients", "Curves", "Communication", "Left out", "Privacy")},
@@ -95,7 +96,7 @@ def build(found: Found, out: Path = Path("report.html")) -> tuple[str, list[str]
     )
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     foot = f"<p>Made {made} with promptfed {escape(record.versions()['promptfed'])}. This file loads nothing.</p>"
-    return Template(_file("page.html")).substitute(fixed, head=head, body=body, foot=foot), problems
+    return Template(_file("templates/page.html")).substitute(fixed, head=head, body=body, foot=foot), problems
 
 
 def _problems(problems: Sequence[str]) -> str:
@@ -112,7 +113,7 @@ def _chart(chart: Chart) -> str:
     return f'<div class="chart" id="chart-{chart.name}" role="group" aria-label="{escape(chart.alt)}"></div>'
 
 
-def _legend(found: Found) -> str:
+def _legend(found: ReportData) -> str:
     if len(found.groups) < 2:
         return ""
     looks = style.looks(group.label for group in found.groups)
@@ -125,7 +126,7 @@ def _legend(found: Found) -> str:
     return f'<ul class="legend" aria-label="Methods shown in the charts">{items}{every}</ul>'
 
 
-def _clients(chart: Chart | None, found: Found) -> str:
+def _clients(chart: Chart | None, found: ReportData) -> str:
     title = h2("Clients")
     if not chart:
         return f'{title}<p class="soft">No client has been scored on test data of its own yet.</p>'
@@ -138,7 +139,7 @@ def _clients(chart: Chart | None, found: Found) -> str:
     return f'{title}<p class="soft">{text}</p>{_chart(chart)}'
 
 
-def _absent(found: Found) -> str:
+def _absent(found: ReportData) -> str:
     """Who was not there to be scored."""
     told = []
     for group in found.groups:
@@ -150,7 +151,7 @@ def _absent(found: Found) -> str:
     return "".join(told)
 
 
-def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> str:
+def _curves(chart: Chart | None, measures: Mapping[str, str], found: ReportData) -> str:
     title = h2("Curves", "Learning curves")
     if not chart:
         return f'{title}<p class="soft">No round is on record.</p>'
@@ -162,7 +163,7 @@ def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> s
         for name in measures
     )
     once = all(len(entry.run.scored) < 2 for entry in found.entries)
-    absent = [short[name] for name in page_numbers.MEASURES if name not in measures]
+    absent = [short[name] for name in numbers.MEASURES if name not in measures]
     words = ["Evaluated once, so accuracies are points, not lines (eval.every sets how often)."] if once else []
     if any(len(group.entries) > 1 for group in found.groups):
         words.append("Bands: ± standard deviation over seeds.")
@@ -176,7 +177,7 @@ def _curves(chart: Chart | None, measures: Mapping[str, str], found: Found) -> s
     return f"{title}{text}{switch}{_legend(found)}{axis}{_chart(chart)}"
 
 
-def _communication(chart: Chart | None, found: Found) -> str:
+def _communication(chart: Chart | None, found: ReportData) -> str:
     title = h2("Communication", "Communication against accuracy")
     if not chart:
         known = any(entry.numbers for entry in found.entries)
@@ -193,7 +194,7 @@ def _communication(chart: Chart | None, found: Found) -> str:
 # ---- what went wrong
 
 
-def _left_out(found: Found) -> str:
+def _left_out(found: ReportData) -> str:
     title = h2("Left out", "Clients left out of a round")
     many = max(len(group.entries) for group in found.groups) > 1
     rows: list[tuple[str, ...]] = []
@@ -215,7 +216,7 @@ def _left_out(found: Found) -> str:
     return f'{title}<p class="soft">{text}</p>{plain(heads, rows[:_LEFT_OUT], "Clients left out")}'
 
 
-def _lost(entry: Entry) -> list[dict[str, Any]]:
+def _lost(entry: SeedRun) -> list[dict[str, Any]]:
     if entry.run.lines:
         return [{"round": line["round"], **who} for line in entry.run.lines for who in line["left_out"]]
     found: list[dict[str, Any]] = entry.numbers.get("left_out", [])
@@ -237,17 +238,17 @@ def _ranges(numbers: Sequence[int]) -> str:
 # ---- pictures
 
 
-def _partitions(found: Found) -> list[Task]:
+def _partitions(found: ReportData) -> list[Task]:
     """A task of each different partition."""
     return list({task.first.first.partition: task for task in reversed(tasks(found))}.values())[::-1]
 
 
-def _who(found: Found) -> str:
+def _who(found: ReportData) -> str:
     """Nobody has partitioned what the sites of a consortium hold."""
     return "Sites" if all(entry.run.consortium for entry in found.entries) else "Partition"
 
 
-def _partition(found: Found, held: Sequence[Task], charts: Mapping[str, Chart], drawn: Sequence[Drawn]) -> str:
+def _partition(found: ReportData, held: Sequence[Task], charts: Mapping[str, Chart], drawn: Sequence[Drawn]) -> str:
     sites = _who(found) == "Sites"
     title = h2("Sites", "Sites: how much each one has") if sites else h2("Partition", "Partition: who holds what")
     text = ""
@@ -295,7 +296,7 @@ def _figure(one: Drawn) -> str:
     image = f'<img src="{one.uri}" width="{one.width}" height="{one.height}" alt="{escape(picture.caption)}{of}">'
     table = ""
     if picture.csv:
-        rows, number = page_images.table(picture.csv)
+        rows, number = images.table(picture.csv)
         if rows:
             some = f", the first {len(rows) - 1} of {number} rows" if number > len(rows) - 1 else ""
             body = plain(rows[0], rows[1:], picture.csv.name)

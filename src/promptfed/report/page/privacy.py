@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from ..privacy import sentence
-from .page_data import Found, Group
-from .page_html import anchor, h2, plain
+from ...privacy import sentence
+from ..gather import Group, ReportData
+from .html import anchor, h2, plain
 
 _CLIENTS = 60  # rows of the table of clients
 
 Stated = Mapping[str, Any]
 
 
-def lead(found: Found) -> str:
+def lead(found: ReportData) -> str:
     """The sentence below the finding, where one is true of all rows."""
     each = {group.label: _sentence(group) for group in found.groups}
     if not any(each.values()):
@@ -24,7 +24,7 @@ def lead(found: Found) -> str:
     return f'<p>{escape(_capital(text))}. <a href="#{anchor("Privacy")}">What that means</a></p>'
 
 
-def section(found: Found) -> str:
+def section(found: ReportData) -> str:
     """Empty where no run has privacy."""
     each = {group.label: _sentence(group) for group in found.groups}
     if not any(each.values()):

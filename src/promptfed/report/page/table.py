@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from ..runs.tables import count, size
-from . import page_numbers, style
-from .page_data import Found
-from .page_html import h2, swatch
-from .page_numbers import KINDS, Cell, Column
-from .page_tasks import Task, tasks
+from ...runs.tables import count, size
+from .. import numbers, style
+from ..gather import ReportData
+from ..numbers import KINDS, Cell, Column
+from ..tasks import Task, tasks
+from .html import h2, swatch
 
 _ALIKE = 1e-9  # what means over seeds of the same numbers may differ by
 
 
-def results(found: Found) -> str:
+def results(found: ReportData) -> str:
     # Of runs that were evaluated once, the other kinds are the same.
     known = {
         kind
@@ -37,14 +37,14 @@ def results(found: Found) -> str:
     )
 
 
-def _across(found: Found) -> str:
+def _across(found: ReportData) -> str:
     """Local accuracy as a paper prints it, where the comparison has columns."""
     groups = {found.places[group.label]: group for group in found.groups if group.label in found.places}
     if not groups:
         return ""
-    local = next(c for c in page_numbers.columns(found) if c.key == "local")
+    local = next(c for c in numbers.columns(found) if c.key == "local")
     rows, columns = (list(dict.fromkeys(place[i] for place in groups)) for i in (0, 1))
-    cells = {place: page_numbers.cell(group, local, "last") for place, group in groups.items()}
+    cells = {place: numbers.cell(group, local, "last") for place, group in groups.items()}
     best = {
         found.places[group.label]: _best(local, [cells[found.places[g.label]].mean for g in task.groups])
         for task in tasks(found)
@@ -72,17 +72,17 @@ def _across(found: Found) -> str:
     )
 
 
-def _over(found: Found) -> str:
+def _over(found: ReportData) -> str:
     most = max(len(group.entries) for group in found.groups)
     return ", mean ± standard deviation over seeds" if most > 1 else "; one seed, so there is no spread"
 
 
-def _table(found: Found, kind: str) -> str:
-    shown = page_numbers.columns(found)
+def _table(found: ReportData, kind: str) -> str:
+    shown = numbers.columns(found)
     each = tasks(found)
     several = len(each) > 1
     looks = style.looks(group.label for group in found.groups)
-    grid = {group.label: {c.key: page_numbers.cell(group, c, kind) for c in shown} for group in found.groups}
+    grid = {group.label: {c.key: numbers.cell(group, c, kind) for c in shown} for group in found.groups}
     order = [
         (task, group)
         for task in each
@@ -111,7 +111,7 @@ def _table(found: Found, kind: str) -> str:
             *([_setting(task)] if several else []),
             f'<td data-value="{len(group.entries)}">{len(group.entries)}</td>',
         ]
-        at = page_numbers.rounds(group, kind)
+        at = numbers.rounds(group, kind)
         last = "".join(c if c.isdigit() else " " for c in at).split()
         cells.append(f'<td data-value="{last[-1] if last else ""}">{escape(at)}</td>')
         cells += [_cell(c, grid[group.label][c.key], best[task.words, c.key], notes) for c in shown]
