@@ -16,11 +16,11 @@ from torch import Tensor
 from .. import server
 from ..clients.frozen import normalisation
 from ..errors import UserError
-from ..method import Batch, Context, Phase
 from ..methods import peel
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context, Phase
 from ..runs import build, comparison
 from ..runs.opened import Run
 from ..training import Samples, Work, chunks, context, train
@@ -28,7 +28,6 @@ from ..tuning import PrivatePrompt, Tuning, Wrapper
 from .base import Options
 
 MOST = 10  # clients that are looked at unless some are named
-EVALUATE = Phase({}, 1, name="evaluate")
 
 
 class Bare(Tuning):
@@ -94,7 +93,7 @@ class Opened(Run):
         """The client, and its parameters after one more round of local training, which is sent to nobody."""
         work = self.work(client)
         done = self._trained(work, self.method.schedule(self.as_of))
-        ctx = context(work, Phase({}, 1, name="report"), self.model, done.stats)
+        ctx = context(work, self.model, stats=done.stats)
         with torch.no_grad():
             return work, self.method.finish(done.params, ctx)
 
@@ -116,7 +115,7 @@ class Opened(Run):
         return Samples(x, nothing.y, mean, std, frozen)
 
     def batches(self, work: Work, samples: Samples) -> Iterator[tuple[Batch, Context]]:
-        ctx = context(work, EVALUATE, self.model)
+        ctx = context(work, self.model)
         for batch in chunks(samples):
             yield batch, ctx
 

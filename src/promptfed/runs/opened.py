@@ -279,11 +279,7 @@ def client_params(parts: build.Parts, store: Store, received: Params, client: in
     phases = method.adapt()
     if not phases:  # without a host, which would compute what is frozen
         kept = store.get(client, as_of)
-        private, memory = (
-            {name.removeprefix(prefix): p for name, p in kept.items() if name.startswith(prefix)}
-            for prefix in ("private/", "memory/")
-        )
-        return method.start(parts.init, down, private, memory)
+        return method.start(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
     work = build.make_host(parts, store).work(client, P.to(down, parts.device), as_of)
     return train(method, parts.model, [work], phases, parts.config.seed, as_of)[0].params
 
