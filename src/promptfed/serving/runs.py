@@ -108,9 +108,9 @@ def of_site(place: Place, name: str | None, device: str) -> Predictor:
     parts, client = place.parts(device), place.settings.client
     store = Store(found[-1].parent / "clients")
     try:
-        params = client_params(parts, store, down, client, note["before"])
+        params = client_params(parts, store, down, client, note["as_of"])
     finally:
         store.close()
     site = parts.federation.sites[client]
     about = {"client": client, "site": site.name, "n_train": len(site.train)}
-    return predictor(parts, params, {**about, "round": note["before"] - 1, "metrics": note["metrics"]})
+    return predictor(parts, params, {**about, "round": note["as_of"] - 1, "metrics": note["metrics"]})
