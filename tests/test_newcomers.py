@@ -13,9 +13,10 @@ from promptfed import methods, models
 from promptfed.clients.host import Message
 from promptfed.clients.wire import unpack
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Holdings, Method, State, Update
+from promptfed.method import Method, State
 from promptfed.models import Model
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Holdings, Update
 from promptfed.runs import config as C
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, tiny_federation

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.clients.base import Clients, Scores
+from promptfed.clients.base import Clients
 from promptfed.errors import UserError
-from promptfed.method import FedAvg, Method, State, Update
+from promptfed.method import FedAvg, Method, State
 from promptfed.methods import create
 from promptfed.params import Params
+from promptfed.phases import Update
+from promptfed.scoring import Score, Scores
 from promptfed.server import Line, Plan, Recorder, run, sample, screen
-from promptfed.training import Score
 from tiny import linear
 
 MODEL = linear()

@@ -13,12 +13,12 @@ from torch import nn
 from client_blocks import MODEL, SMALL, WEIGHTS, agree, block_of, run
 from promptfed import training as client_module
 from promptfed.clients.wire import pack
-from promptfed.method import Phase
 from promptfed.methods import create
 from promptfed.models import Model
 from promptfed.models.cnn import cnn
 from promptfed.models.vit import vit
 from promptfed.params import Params
+from promptfed.phases import Phase
 from promptfed.training import Samples, train
 from tiny import BODY, CLASSES, HEAD, IMAGE, PLAIN, ROUND, SEED, arrays, descend, numbers, plan, same, toy_host, work
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from . import params as P
 from . import scoring
-from .clients.base import Clients, Notice, Scores
+from .clients.base import Clients, Notice
 from .errors import UserError
-from .method import Method, State, Update, split_once
+from .method import Method, State, split_once
 from .models import Model
 from .params import Params
+from .phases import Update
+from .scoring import Scores
 from .seeding import rng
 
 Line = dict[str, Any]  # what is recorded of a round

@@ -128,8 +128,8 @@ def test_what_is_said_to_be_nothing_is_not_said(tmp_path):
         ("dp2fl", lambda stats: {}, "losses on other validation sets"),
         ("dp2fl", lambda stats: {**stats, "stats/total": torch.tensor([-3.0])}, "losses that are none"),
         ("dp2fl", lambda stats: {**stats, "stats/total": torch.ones(3)}, "losses that are none"),
-        ("sgpt", lambda stats: {"stats/selected": torch.ones(2)}, "counts of other groups"),
-        ("sgpt", lambda stats: {"stats/selected": -torch.ones(3)}, "counts of other groups"),
+        ("sgpt", lambda stats: {"stats/selected": torch.ones(2)}, "expected counts for 3 groups"),
+        ("sgpt", lambda stats: {"stats/selected": -torch.ones(3)}, "expected counts for 3 groups"),
     ],
 )
 def test_stats_that_cannot_be_aggregated_are_refused(name, change, why, tmp_path):

@@ -12,12 +12,13 @@ from dp2fl_toy import MODEL, SIZES, method_of, toy_state, toy_updates
 
 from promptfed.clients.host import Message, read_message
 from promptfed.errors import UserError
-from promptfed.method import Update
 from promptfed.methods import create
-from promptfed.methods.dp2fl import Coupled, Dp2fl
+from promptfed.methods.dp2fl import Dp2fl
+from promptfed.phases import Update
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, check_method, tiny_federation
-from promptfed.tuning import PixelPrompt
+from promptfed.tunings.maple import Maple
+from promptfed.tunings.pixels import PixelPrompt
 
 # ---- settings
 
@@ -26,7 +27,7 @@ def test_dp2fl_takes_no_plug_in() -> None:
     with pytest.raises(UserError, match="takes no plug-in"):
         create("promptfed.methods.dp2fl:Dp2fl+pt")
     with pytest.raises(ValueError, match="takes no plug-in"):
-        Dp2fl(tuning=PixelPrompt(inner=Coupled()))
+        Dp2fl(tuning=PixelPrompt(inner=Maple()))
 
 
 def test_published_settings_are_the_defaults() -> None:

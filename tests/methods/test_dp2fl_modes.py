@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from promptfed.clients.host import Message, read_message
 from promptfed.clients.local import LocalClients
 from promptfed.clients.wire import unpack
-from promptfed.method import State, Update
+from promptfed.method import State
 from promptfed.methods.dp2fl import Dp2fl
 from promptfed.params import Params
+from promptfed.phases import Update
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, tiny_federation
 

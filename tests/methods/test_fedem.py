@@ -9,13 +9,15 @@ import torch
 
 from promptfed.clients.host import read_message
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Phase, Update
 from promptfed.methods import create
 from promptfed.methods.fedem import FedEm, Mixture
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Update
 from promptfed.testing import check_method
 from promptfed.training import Trained, Work, train
-from promptfed.tuning import Full, TextContext, Tokens
+from promptfed.tuning import Full
+from promptfed.tunings.text import TextContext
+from promptfed.tunings.tokens import Tokens
 from tiny import (
     CLASSES,
     ROUND,
@@ -88,7 +90,7 @@ def whole(n: int = 6, weight: torch.Tensor | None = None, extra: Params | None =
 
 
 def context(stats: Params | None = None) -> Context:
-    return Context({}, {}, Phase({}, 1), torch.tensor(6), torch.ones(CLASSES), stats=stats or {})
+    return Context({}, {}, None, torch.tensor(6), torch.ones(CLASSES), stats=stats or {})
 
 
 def local_round(method: FedEm, one: Work) -> Trained:

@@ -22,11 +22,12 @@ from ..clients.store import Store
 from ..clients.wire import unpack
 from ..data import Federation
 from ..errors import UserError
-from ..method import Batch, Context, Method, Phase, State, split_once
+from ..method import Method, State, split_once
 from ..methods import peel
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context, Phase
 from ..report.runs import Run
 from ..runs import build, comparison
 from ..runs import config as C
@@ -35,7 +36,6 @@ from ..tuning import PrivatePrompt, Tuning, Wrapper
 from .base import Options
 
 MOST = 10  # clients that are looked at unless some are named
-EVALUATE = Phase({}, 1, name="evaluate")
 
 
 class Reading(Store):
@@ -175,7 +175,7 @@ class Opened:
         """The client, and its parameters after one more round of local training, which nobody hears of."""
         work = self.work(client)
         done = self._trained(work, self.method.schedule(self.round))
-        ctx = context(work, Phase({}, 1, name="report"), self.model, done.stats)
+        ctx = context(work, self.model, stats=done.stats)
         with torch.no_grad():
             return work, self.method.finish(done.params, ctx)
 
@@ -197,7 +197,7 @@ class Opened:
         return Samples(x, nothing.y, mean, std, frozen)
 
     def batches(self, work: Work, samples: Samples) -> Iterator[tuple[Batch, Context]]:
-        ctx = context(work, EVALUATE, self.model)
+        ctx = context(work, self.model)
         for batch in chunks(samples):
             yield batch, ctx
 

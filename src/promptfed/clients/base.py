@@ -1,24 +1,12 @@
 """The seam between the round loop and wherever the clients are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from ..method import Update
 from ..params import Params
-from ..training import Score
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How one client's model does: on its own validation and test data, and on everybody's test data where known."""
-
-    client: int
-    parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
-    passes: int = 0  # samples drawn to adapt the model before it was scored
-    groups: np.ndarray | None = None  # (groups, domains) test samples, where the method has groups
+from ..phases import Update
+from ..scoring import Scores
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ import torch
 
 from .. import params as P
 from ..data import Federation
-from ..method import Context, Holdings, Method, Phase
+from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
-from ..training import Samples, Score, Trained, Work, chunks, context, evaluate, train
+from ..scoring import Score, evaluate
+from ..training import Samples, Trained, Work, chunks, context, train
 from .frozen import FrozenValues, normalisation
 from .store import Store
 from .wire import pack, unpack
@@ -141,7 +143,7 @@ class Host:
                 notes.append({**note, "error": f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"})
                 blobs.append(b"")
                 continue
-            ctx = context(work, Phase({}, 1, name="report"), self.model, done.stats)
+            ctx = context(work, self.model, stats=done.stats)
             with torch.no_grad():
                 params = self.method.finish(done.params, ctx)
                 stats = {**done.stats, **self.method.report(self.model, params, ctx)}
@@ -170,9 +172,7 @@ class Host:
         check_stats(self.method, stats)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
         # Of what was received alone, so that it says nothing of the data.
-        blank = Context(
-            work.down, {}, Phase({}, 1, name="report"), none, none.expand(self.model.classes), once=work.once
-        )
+        blank = Context(work.down, {}, None, none, none.expand(self.model.classes), once=work.once)
         with torch.no_grad():
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
@@ -185,7 +185,7 @@ class Host:
         for i, work in enumerate(block):
             params = trained[i].params if trained else work.params
             if trained and after_local:
-                ctx = context(work, Phase({}, 1, name="report"), self.model, trained[i].stats)
+                ctx = context(work, self.model, stats=trained[i].stats)
                 params = self.method.finish(params, ctx)
             note = self.scores(work, params, pooled)
             notes.append({"client": work.client, "passes": trained[i].passes if trained else 0, **note})
@@ -199,7 +199,7 @@ class Host:
         data, index = self.federation.dataset, self.federation.sites[work.client].test
         if data.domain is None or type(self.method).assign is Method.assign:
             return None
-        ctx = context(work, Phase({}, 1, name="evaluate"), self.model)
+        ctx = context(work, self.model)
         with torch.no_grad():
             found = [self.method.assign(self.model, params, batch, ctx) for batch in chunks(self.samples(index))]
         known = [f.cpu().numpy() for f in found if f is not None]

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..method import Update, split_once
+from ..method import split_once
 from ..params import Params
-from ..training import Score
-from .base import Clients, Notice, Scores, Tell
+from ..phases import Update
+from ..scoring import Score, Scores
+from .base import Clients, Notice, Tell
 from .host import Message, parse_score, read_message
 from .once import Once
 from .wire import pack, unpack

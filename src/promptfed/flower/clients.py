@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ..clients.base import Clients, Notice, Scores, Tell
+from ..clients.base import Clients, Notice, Tell
 from ..clients.host import parse_score
 from ..clients.once import Once
 from ..clients.wire import pack
 from ..errors import UserError
-from ..method import Update, split_once
+from ..method import split_once
 from ..params import Params
-from ..training import Score
+from ..phases import Update
+from ..scoring import Score, Scores
 from . import wire as wire  # first: it tells Flower to keep quiet
 from .app import differing
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..clients.base import Scores
 from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
@@ -29,8 +28,8 @@ from ..errors import UserError
 from ..flower.site import places, share, source
 from ..method import State
 from ..runs import build, record
+from ..scoring import Score, Scores
 from ..server import screen
-from ..training import Score
 from .images import complain, decode
 from .predictor import Predictor
 from .runs import Trained, personal, predictor, trained
