@@ -122,8 +122,8 @@ class Opened:
         return self._checkpoint[0]
 
     @property
-    def round(self) -> int:
-        """The round that would come next: clients stand as they do in the last evaluation."""
+    def as_of(self) -> int:
+        """The round that would come next: clients' state is that of the last evaluation."""
         return self._checkpoint[1] + 1
 
     @cached_property
@@ -132,7 +132,15 @@ class Opened:
         build.limit_threads(config.engine.threads, parts.device)
         store = Reading(self.folder / "clients")
         budget = config.engine.frozen_gb * 1e9
-        return Host(parts.method, parts.model, parts.federation, store, config.seed, parts.device, 1, budget)
+        return Host(
+            method=parts.method,
+            model=parts.model,
+            federation=parts.federation,
+            store=store,
+            seed=config.seed,
+            device=parts.device,
+            frozen_bytes=budget,
+        )
 
     def close(self) -> None:
         if "host" in self.__dict__:
@@ -147,7 +155,7 @@ class Opened:
         ids = range(len(self.federation.sites))
         able = [
             client
-            for client in plan.serve(self.method, ids, self.round - 1)
+            for client in plan.serve(self.method, ids, self.as_of - 1)
             if len(getattr(self.federation.sites[client], having))
         ]
         words = {"train": "training data", "test": "test data"}[having]
@@ -162,7 +170,7 @@ class Opened:
     def work(self, client: int) -> Work:
         """The client as it stands after the run."""
         always, once = split_once(self.method.down(self.state, client))
-        work = self.host.work(client, P.to(always, self.host.device), self.round)
+        work = self.host.work(client, P.to(always, self.host.device), self.as_of)
         work.once = P.to(once, self.host.device)
         return work
 
@@ -174,13 +182,13 @@ class Opened:
     def trained(self, client: int) -> tuple[Work, Params]:
         """The client, and its parameters after one more round of local training, which nobody hears of."""
         work = self.work(client)
-        done = self._trained(work, self.method.schedule(self.round))
+        done = self._trained(work, self.method.schedule(self.as_of))
         ctx = context(work, self.model, stats=done.stats)
         with torch.no_grad():
             return work, self.method.finish(done.params, ctx)
 
     def _trained(self, work: Work, phases: Sequence[Phase]) -> Any:
-        return train(self.method, self.model, [work], phases, self.config.seed, self.round)[0]
+        return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
 
     # ---- predictions
 
