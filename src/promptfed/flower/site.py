@@ -24,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .. import models
 from ..clients.host import Host, Message
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
@@ -168,7 +169,8 @@ class Place:
         known = np.array(places(path, source(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
-        held = load(DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std))
+        given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
+        held = load(given, models.resize(self.settings.backbone or self.config.backbone.name))
         return replace(held, labels=known[held.labels], classes=agreed.classes)
 
     def parts(self, device: str | None = None) -> build.Parts:
