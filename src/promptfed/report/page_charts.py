@@ -15,9 +15,9 @@ import altair as alt
 import numpy as np
 
 from . import style
-from .page_data import Found, Group
-from .page_numbers import MEASURES, over_seeds, series, thin
-from .page_tasks import tasks
+from .gather import Group, ReportData
+from .numbers import MEASURES, over_seeds, series, thin
+from .tasks import tasks
 
 Spec = dict[str, Any]
 
@@ -62,7 +62,7 @@ class Chart:
     spec: Spec
 
 
-def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
+def curves(found: ReportData) -> tuple[Chart | None, dict[str, str]]:
     """A measure over rounds; and the measures that are known of some run, by name."""
     names = list(MEASURES)
     tables = {
@@ -112,7 +112,7 @@ def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
     return Chart("curves", "Line chart: " + "; ".join(known.values()) + ", over communication rounds.", spec), known
 
 
-def communication(found: Found) -> Chart | None:
+def communication(found: ReportData) -> Chart | None:
     """Local accuracy over what a client has exchanged so far; who exchanges nothing is a level."""
     rows, levels, totals = [], [], []
     most = max(12, _POINTS // 2 // max(1, len(found.groups)))
@@ -155,7 +155,7 @@ def communication(found: Found) -> Chart | None:
     return Chart("communication", about, _spec(alt.layer(*layers), found, 340))
 
 
-def clients(found: Found) -> Chart | None:
+def clients(found: ReportData) -> Chart | None:
     """Every client's accuracy in the last evaluated round, a row a label, best mean first, on a bar to the mean."""
     rows, bars, means = [], [], {}
     most = max(20, _CLIENTS // max(1, len(found.groups)))
@@ -287,7 +287,7 @@ _SHOWN = "indexof(shown, datum.label) >= 0"
 _NEAR = alt.Scale(zero=False, nice=True)
 
 
-def _points(base: alt.Chart, x: alt.X, y: alt.Y, found: Found, tips: Sequence[Any], many: bool) -> alt.Chart:
+def _points(base: alt.Chart, x: alt.X, y: alt.Y, found: ReportData, tips: Sequence[Any], many: bool) -> alt.Chart:
     """A mark on each point; the nearest one to the pointer grows and says what it is."""
     near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
     marks: alt.Chart = (
@@ -309,24 +309,24 @@ def _data(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=list(rows)))
 
 
-def _looks(found: Found) -> list[style.Look]:
+def _looks(found: ReportData) -> list[style.Look]:
     return list(style.looks(group.label for group in found.groups).values())
 
 
-def _scale(found: Found, values: Sequence[Any]) -> alt.Scale:
+def _scale(found: ReportData, values: Sequence[Any]) -> alt.Scale:
     return alt.Scale(domain=[group.label for group in found.groups], range=list(values))
 
 
-def _colour(found: Found) -> alt.Color:
+def _colour(found: ReportData) -> alt.Color:
     return alt.Color("label:N", legend=None, scale=_scale(found, [look.colour for look in _looks(found)]))
 
 
-def _dash(found: Found) -> alt.StrokeDash:
+def _dash(found: ReportData) -> alt.StrokeDash:
     dashes = [[1, 0] if look.line == "-" else [6, 4] for look in _looks(found)]
     return alt.StrokeDash("label:N", legend=None, scale=_scale(found, dashes))
 
 
-def _spec(chart: alt.Chart | alt.LayerChart | alt.FacetChart, found: Found | None, height: int) -> Spec:
+def _spec(chart: alt.Chart | alt.LayerChart | alt.FacetChart, found: ReportData | None, height: int) -> Spec:
     sized = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
     )

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from ..runs import record
+from .. import files
 
 WIDTH = 8.0  # inches
 DPI = 150
@@ -112,7 +112,7 @@ def save(figure: Figure, path: Path) -> Path:
     """Replaces the picture in one step: somebody may be looking at the old one."""
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    record.write(path, content.getvalue())
+    files.write(path, content.getvalue())
     return path
 
 

@@ -27,10 +27,11 @@ from ..clients.wire import pack
 from ..data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, federate, load
 from ..data.images import Resize
 from ..errors import UserError
-from ..method import Batch, Holdings, Method, Phase, split_once
+from ..method import Method, split_once
 from ..models import CLIP, Model
 from ..models.pretrained.known import KNOWN, fresh, resize
 from ..params import Params
+from ..phases import Batch, Holdings, Phase
 from ..seeding import torch_rng
 from ..training import Samples, Work, train
 from . import build
