@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import lmdb
@@ -161,11 +161,7 @@ def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predi
         "seed": config.seed,
         "classes": list(data.classes),
         "image": [channels, height, width],
-        "preprocessing": {
-            "mode": "grey" if channels == 1 else "RGB",
-            "fit": "the middle is cut out",
-            "interpolation": "bilinear",
-        },
+        "preprocessing": {"channels": "grey" if channels == 1 else "RGB", **asdict(parts.model.resize)},
         "normalisation": {
             "of": "dataset" if scale is data else "backbone",
             "mean": list(scale.mean),
