@@ -30,8 +30,8 @@ def parts(folder: Path) -> dict[str, float]:
     tested, agreed, trained = 0, 0, 0
     for client, site in enumerate(sites):
         work, params = opened.own(client)
-        for batch, ctx in opened.batches(work, opened.host.samples(site.test)):
-            chosen = prompts.select(model, params, batch, ctx)
+        for batch, _ in opened.batches(work, opened.host.samples(site.test)):
+            chosen = prompts.select(model, params, batch)
             alone = [torch.full_like(chosen, g) for g in range(prompts.groups)]
             for i, groups in enumerate([*alone, chosen, None]):
                 logits = prompts.head(model, params, prompts.prompted(model, params, batch, groups))

@@ -71,18 +71,22 @@ class Process:
 FAULTY = """
 import sys, time
 import torch
+from dataclasses import replace
 from pathlib import Path
-from promptfed import sites, wire
-true = sites.SiteHost.__call__
-def edit(blob, change):
-    params, note = wire.unpack(blob)
-    return wire.pack({{name: change(p) if name.startswith("up/") else p for name, p in params.items()}}, note)
-def answer(self, note, blobs):
+from promptfed.clients import wire
+from promptfed.flower import site
+true = site.SiteHost.__call__
+def edited(answer, change):
+    params, note = wire.unpack(answer.blobs[0])
+    changed = {{name: change(p) if name.startswith("up/") else p for name, p in params.items()}}
+    return replace(answer, blobs=[wire.pack(changed, note)])
+def answer(self, request, blobs):
+    task = request.task
 {body}
-    return true(self, note, blobs)
-sites.SiteHost.__call__ = answer
+    return true(self, request, blobs)
+site.SiteHost.__call__ = answer
 from promptfed.flower import node as flower_node
-flower_node.run(sites.Place.open(Path(sys.argv[1])), len(sys.argv) > 2)
+flower_node.run(site.Place.open(Path(sys.argv[1])), len(sys.argv) > 2)
 """
 
 
@@ -188,8 +192,8 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
     for client, (place, part) in enumerate(zip(places, parts, strict=True)):
         hosts.append(Place(folder / f"site{client}", place.settings, place.config).host("reference", part))
 
-    def ask(note, blobs):
-        return hosts[note["clients"][0]](note, blobs)
+    def ask(request, blobs):
+        return hosts[request.clients[0].client](request, blobs)
 
     class Some(LocalClients):
         def train(self, sent, round, score):

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..method import Batch, Context, Phase
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context
 from ..seeding import rng
 from ..training import CHUNK
 from ..tuning import Tuning
@@ -83,7 +83,7 @@ class Predictor:
                 waiting.clear()
 
         for name, image in given:
-            decoded = decode(image, self.model.image)
+            decoded = decode(image, self.model.image[0], self.model.resize)
             if decoded is None:
                 skipped.append(name)
                 continue
@@ -103,7 +103,7 @@ class Predictor:
         y = torch.zeros(len(x), dtype=torch.int64, device=self.device)
         noise = torch.from_numpy(rng(0, "evaluation", at - at % CHUNK).random(2, np.float32)).to(self.device)
         nobody = torch.zeros((), dtype=torch.int64, device=self.device)
-        ctx = Context({}, {}, Phase({}, 1, name="evaluate"), nobody, nobody.expand(len(self.classes)))
+        ctx = Context({}, {}, None, nobody, nobody.expand(len(self.classes)))
         with torch.no_grad():
             frozen = self.tuning.frozen(self.model, x) if self.tuning.frozen_name(self.model) else {}
             if frozen and not self.tuning.images:

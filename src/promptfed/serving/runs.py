@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import lmdb
@@ -26,7 +26,6 @@ from ..training import train
 from . import exported
 from .predictor import Predictor
 
-_PRIVATE, _MEMORY = "private/", "memory/"  # as a host stores them
 _TOLD = 50  # names of sites that fit a sentence
 
 
@@ -123,29 +122,31 @@ def number(client: int | str, names: Sequence[str]) -> int:
         return names.index(str(client))
 
 
-def personal(parts: build.Parts, store: Store, state: State, client: int, before: int) -> Params:
-    """A client's parameters at the start of a round, adapted where the method adapts: as Host.evaluate() has them."""
-    return adapted(parts, store, parts.method.down(state, client), client, before)
+def personal(parts: build.Parts, store: Store, state: State, client: int, as_of: int) -> Params:
+    """A client's parameters as of the start of a round, adapted where the method adapts, as in Host.evaluate()."""
+    return adapted(parts, store, parts.method.down(state, client), client, as_of)
 
 
-def adapted(parts: build.Parts, store: Store, received: Params, client: int, before: int) -> Params:
+def adapted(parts: build.Parts, store: Store, received: Params, client: int, as_of: int) -> Params:
     """The same of what the client has received."""
     method = parts.method
     down = split_once(received)[0]
     phases = method.adapt()
     if not phases:
-        kept = store.get(client, before)
-        private, memory = (
-            {name.removeprefix(prefix): p for name, p in kept.items() if name.startswith(prefix)}
-            for prefix in (_PRIVATE, _MEMORY)
-        )
-        return method.start(parts.init, down, private, memory)
+        kept = store.get(client, as_of)
+        return method.start(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
     config = parts.config
     host = Host(
-        method, parts.model, parts.federation, store, config.seed, parts.device, 1, config.engine.frozen_gb * 1e9
+        method=method,
+        model=parts.model,
+        federation=parts.federation,
+        store=store,
+        seed=config.seed,
+        device=parts.device,
+        frozen_bytes=config.engine.frozen_gb * 1e9,
     )
-    work = host.work(client, P.to(down, parts.device), before)
-    return train(method, parts.model, [work], phases, config.seed, before)[0].params
+    work = host.work(client, P.to(down, parts.device), as_of)
+    return train(method, parts.model, [work], phases, config.seed, as_of)[0].params
 
 
 def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predictor:
@@ -160,11 +161,7 @@ def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predi
         "seed": config.seed,
         "classes": list(data.classes),
         "image": [channels, height, width],
-        "preprocessing": {
-            "mode": "grey" if channels == 1 else "RGB",
-            "fit": "the middle is cut out",
-            "interpolation": "bilinear",
-        },
+        "preprocessing": {"channels": "grey" if channels == 1 else "RGB", **asdict(parts.model.resize)},
         "normalisation": {
             "of": "dataset" if scale is data else "backbone",
             "mean": list(scale.mean),
@@ -221,9 +218,9 @@ def of_site(place: Place, name: str | None, device: str) -> Predictor:
     parts, client = place.parts(device), place.settings.client
     store = Store(found[-1].parent / "clients")
     try:
-        params = adapted(parts, store, down, client, note["before"])
+        params = adapted(parts, store, down, client, note["as_of"])
     finally:
         store.close()
     site = parts.federation.sites[client]
     about = {"client": client, "site": site.name, "n_train": len(site.train)}
-    return predictor(parts, params, {**about, "round": note["before"] - 1, "metrics": note["metrics"]})
+    return predictor(parts, params, {**about, "round": note["as_of"] - 1, "metrics": note["metrics"]})

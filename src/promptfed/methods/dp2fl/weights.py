@@ -1,6 +1,6 @@
 """How DP2FL weights prompts by validation losses: the rules of its two aggregations, as functions of plain numbers.
 
-Chang et al. (Scientific Reports 15, 28026, 2025), Eq. 7-17, as rebuilt from the paper's words (dp2fl.py). Everything is
+Chang et al. (Scientific Reports 15, 28026, 2025), Eq. 7-17, as rebuilt from the paper's words. Everything is
 float64, and sums are rounded once (`fsum`): a result depends neither on an order nor on a number of threads.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..params import Params
+from ...params import Params
 
 Rule = Literal["bounded", "proportional"]  # what a retained negative client weighs beside positive ones
 
