@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .. import files
+from .. import files, models
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
 from ..clients.store import Store
@@ -171,7 +171,8 @@ class Place:
         known = np.array(places(path, source(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
-        held = load(DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std))
+        given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
+        held = load(given, models.resize(self.settings.backbone or self.config.backbone.name))
         return replace(held, labels=known[held.labels], classes=agreed.classes)
 
     def parts(self, device: str | None = None) -> build.Parts:

@@ -60,7 +60,7 @@ def split(config: Config, file: Path | None = None) -> Federation:
     """Who holds what: as drawn from the seed, as a file says, or of a consortium: each site its own, nothing here."""
     if config.consortium:
         return placeholder_federation(config)
-    dataset = load(config.dataset)
+    dataset = load(config.dataset, models.resize(config.backbone.name))
     file = file or (Path(config.partition.file) if config.partition.file else None)
     if file:
         return Federation.load(file, dataset)

@@ -160,7 +160,7 @@ def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ..
     known = places(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
-        image = decode(path / found.name(i), held.parts.model.image)
+        image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
         if image is None:
             skipped.append(found.name(i))
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from .. import params as P
 from ..clients.store import Store
 from ..clients.wire import unpack
@@ -79,11 +81,7 @@ def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predi
         "seed": config.seed,
         "classes": list(data.classes),
         "image": [channels, height, width],
-        "preprocessing": {
-            "mode": "grey" if channels == 1 else "RGB",
-            "fit": "the middle is cut out",
-            "interpolation": "bilinear",
-        },
+        "preprocessing": {"channels": "grey" if channels == 1 else "RGB", **asdict(parts.model.resize)},
         "normalisation": {
             "of": "dataset" if scale is data else "backbone",
             "mean": list(scale.mean),
