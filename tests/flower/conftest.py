@@ -1,8 +1,7 @@
 """What every test of Flower needs: a cache apart, and an identity."""
 
-from importlib.util import find_spec
-
 import os
+from importlib.util import find_spec
 
 import pytest
 

@@ -10,6 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from logging import ERROR, WARNING
@@ -104,7 +105,7 @@ def fingerprint(
     kind, layers = type(method), [type(layer).__qualname__ for layer in methods.everything(method.tuning)]
     parts: dict[str, Any] = {
         "backbone": [model.name, digest_of(model.weights)],
-        "preprocessing": [list(dataset.images.shape[1:]), scale],
+        "preprocessing": [list(dataset.images.shape[1:]), scale, asdict(model.resize)],
         "class list": list(dataset.classes),
         "method": [kind.__module__, kind.__qualname__, layers],
         **{f"method.{name}": value for name, value in methods.settings(method).items()},

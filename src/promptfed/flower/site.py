@@ -24,9 +24,10 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .. import files
+from .. import files, models
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
+from ..clients.store import Store
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
 from ..data.partition import stratified
@@ -170,7 +171,8 @@ class SiteFolder:
         known = np.array(class_indices(path, source(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
-        held = load(DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std))
+        given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
+        held = load(given, models.resize(self.settings.backbone or self.config.backbone.name))
         return replace(held, labels=known[held.labels], classes=agreed.classes)
 
     def parts(self, device: str | None = None) -> build.Parts:
@@ -196,7 +198,7 @@ class SiteFolder:
         build.limit_threads(self.settings.threads, parts.device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
-        return cast(SiteHost, build.make_host(parts, folder / "clients", made))
+        return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
     def room(self, more: int) -> None:
         """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""
