@@ -15,8 +15,9 @@ from promptfed.clients.base import Clients
 from promptfed.errors import UserError
 from promptfed.method import FedAvg, Method, State
 from promptfed.methods import create
+from promptfed.models import Model
 from promptfed.params import Params
-from promptfed.phases import Update
+from promptfed.phases import Holdings, Update
 from promptfed.scoring import Score, Scores
 from promptfed.server import Line, Plan, Recorder, run, sample, screen
 from tiny import linear
@@ -68,9 +69,9 @@ class Fake(Clients):
         updates = [update for update in answers if update is not None]
         return updates[:: self.order], self._scores([u.client for u in updates]) if score else []
 
-    def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
+    def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         value = {client: p["body.w"].tolist() for client, p in sent.items()}
-        self.log.append(("evaluate", round, value, pooled, after_local))
+        self.log.append(("evaluate", as_of - 1, value, pooled, after_local))
         return self._scores(list(sent))
 
     def _scores(self, clients: Sequence[int]) -> list[Scores]:
@@ -351,6 +352,9 @@ def test_personal_models_are_scored_on_everybodys_data_where_wanted(
 
 class Welcoming(FedAvg):
     """Counts those who joined."""
+
+    def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
+        raise NotImplementedError  # the fake clients say hello by themselves
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         return {**state, "sum": state.get("sum", torch.tensor(0.0)) + hello["hello"]}

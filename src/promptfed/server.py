@@ -126,7 +126,8 @@ def step(
 
 def admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:
     """First contact with clients: at the start (round 0), or before the given round."""
-    for client, hello in clients.enroll(joining).items():
+    hellos: dict[int, Params] = clients.enroll(joining) if method.enrolls else {client: {} for client in joining}
+    for client, hello in hellos.items():
         if not P.finite(hello):
             raise UserError(f"client {client} cannot be enrolled: its first message is not finite")
         state = method.admit(state, client, hello, round)
@@ -139,15 +140,17 @@ def _evaluate(
     """Scores of the models after a round, by stage; of newcomers apart."""
     served = {client: method.down(state, client) for client in plan.serve(method, clients.ids(), round)}
     wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
-    scores = clients.evaluate(served, round, wide and method.personal, after_local=False)
+    scores = clients.evaluate(served, as_of=round + 1, pooled=wide and method.personal, after_local=False)
     stages: dict[str, Sequence[Scores]] = {"aggregated": scores, "after_local": trained}
     if plan.after_local == "all" and round == plan.rounds:
         there = plan.train(clients.ids(), round)
         able = {client: down for client, down in served.items() if client in there}
-        stages["after_local_all"] = clients.evaluate(able, round, wide, after_local=True)
+        stages["after_local_all"] = clients.evaluate(able, as_of=round + 1, pooled=wide, after_local=True)
     common = method.common(state)
     if common is not None:
-        stages["common"] = clients.evaluate(dict.fromkeys(served, common), round, False, after_local=False)
+        stages["common"] = clients.evaluate(
+            dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
+        )
     found: Line = {}
     for stage, scored in stages.items():
         one_model = stage == "common" or (stage == "aggregated" and not method.personal)

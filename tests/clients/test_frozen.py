@@ -7,6 +7,7 @@ import torch
 from promptfed import Batch, Context, methods, models
 from promptfed.clients.frozen import FrozenValues
 from promptfed.data import cache
+from promptfed.data.images import Resize
 from promptfed.models.pretrained.preprocess import Preprocess
 from promptfed.testing import Case, equal, tiny_federation
 from promptfed.tuning import HeadOnly
@@ -64,7 +65,7 @@ def test_other_weights_or_normalisation_are_another_entry(data, model):
     new = FrozenValues(HeadOnly(), other, data, CPU, 1e9)(index)["features"]
     assert not torch.allclose(old, new)
     torch.testing.assert_close(new, other.features(other.weights, normalised(data, index)), rtol=1e-5, atol=1e-6)
-    model.preprocess = Preprocess((16, 16), None, "bilinear", (0.4,) * 3, (0.3,) * 3)
+    model.preprocess = Preprocess(Resize((16, 16)), (0.4,) * 3, (0.3,) * 3)
     rescaled = FrozenValues(HeadOnly(), model, data, CPU, 1e9)(index)["features"]
     assert not torch.allclose(old, rescaled)
 

@@ -217,7 +217,7 @@ def test_domain_clients(make: Make) -> None:
     assert [site.name for site in many.sites] == ["art-0", "art-1", "art-2", "web-0", "web-1"]
     with pytest.raises(UserError, match=r"partition.clients = 1 must be at least the number of domains, 2"):
         federate(dataset, Domain(clients=1), 0)
-    with pytest.raises(UserError, match=r'partition.kind = "domain" needs a dataset with domains'):
+    with pytest.raises(UserError, match=r'partition.name = "domain" needs a dataset with domains'):
         federate(make(BALANCED), Domain(), 0)
 
 
@@ -271,7 +271,7 @@ def test_sites_keep_the_split_of_the_folder(tmp_path: Path, paint) -> None:
 
 
 def test_sites_need_a_folder_of_sites(make: Make) -> None:
-    with pytest.raises(UserError, match=r'partition.kind = "sites" needs a folder laid out client/'):
+    with pytest.raises(UserError, match=r'partition.name = "sites" needs a folder laid out client/'):
         federate(make(BALANCED), Sites(), 0)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from limits import HANG
 from promptfed.clients.local import LocalClients
 from promptfed.flower import certificates
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.runs import config as C
 from promptfed.runs import record
 from promptfed.server import Plan, run
@@ -71,18 +71,22 @@ class Process:
 FAULTY = """
 import sys, time
 import torch
+from dataclasses import replace
 from pathlib import Path
-from promptfed import sites, wire
-true = sites.SiteHost.__call__
-def edit(blob, change):
-    params, note = wire.unpack(blob)
-    return wire.pack({{name: change(p) if name.startswith("up/") else p for name, p in params.items()}}, note)
-def answer(self, note, blobs):
+from promptfed.clients import wire
+from promptfed.flower import site
+true = site.SiteHost.__call__
+def edited(answer, change):
+    params, note = wire.unpack(answer.blobs[0])
+    changed = {{name: change(p) if name.startswith("up/") else p for name, p in params.items()}}
+    return replace(answer, blobs=[wire.pack(changed, note)])
+def answer(self, request, blobs):
+    task = request.task
 {body}
-    return true(self, note, blobs)
-sites.SiteHost.__call__ = answer
+    return true(self, request, blobs)
+site.SiteHost.__call__ = answer
 from promptfed.flower import node as flower_node
-flower_node.run(sites.Place.open(Path(sys.argv[1])), len(sys.argv) > 2)
+flower_node.run(site.SiteFolder.open(Path(sys.argv[1])), len(sys.argv) > 2)
 """
 
 
@@ -182,14 +186,14 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
     """The same federation in this process: hosts with the sites' own images behind the local engine.
 
     (round, client) pairs: those that are `absent` do not train, those `unheard` train and their answer is lost."""
-    places = [Place.open(at) for at in deployment.sites]
+    places = [SiteFolder.open(at) for at in deployment.sites]
     parts = [place.parts() for place in places]
     hosts = []
     for client, (place, part) in enumerate(zip(places, parts, strict=True)):
-        hosts.append(Place(folder / f"site{client}", place.settings, place.config).host("reference", part))
+        hosts.append(SiteFolder(folder / f"site{client}", place.settings, place.config).host("reference", part))
 
-    def ask(note, blobs):
-        return hosts[note["clients"][0]](note, blobs)
+    def ask(request, blobs):
+        return hosts[request.clients[0].client](request, blobs)
 
     class Some(LocalClients):
         def train(self, sent, round, score):

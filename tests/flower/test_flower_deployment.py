@@ -142,20 +142,18 @@ def test_a_site_with_other_settings_is_refused_by_name(secure):
 
 
 FAULTS = """
-    if note["ask"] == "train" and note["round"] == 1:
-        said, blobs = true(self, note, blobs)
-        return said, [edit(blobs[0], lambda p: p * float("nan"))]
-    if note["ask"] == "train" and note["round"] == 2:
-        said, blobs = true(self, note, blobs)
-        return said, [edit(blobs[0], lambda p: p[..., :1].clone())]
-    if note["ask"] == "train" and note["round"] == 3:
+    if task.ask == "train" and task.round == 1:
+        return edited(true(self, request, blobs), lambda p: p * float("nan"))
+    if task.ask == "train" and task.round == 2:
+        return edited(true(self, request, blobs), lambda p: p[..., :1].clone())
+    if task.ask == "train" and task.round == 3:
         print("I am about to be killed", flush=True)
         time.sleep(600)
 """
 SLOW = """
-    if note["ask"] == "train" and note["round"] == 2:
+    if task.ask == "train" and task.round == 2:
         time.sleep(130)
-    while note["ask"] == "train" and note["round"] == 3 and not Path("{back}").exists():
+    while task.ask == "train" and task.round == 3 and not Path("{back}").exists():
         time.sleep(0.2)
 """
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from promptfed import UserError
+from promptfed.clients.messages import Evaluate, Recipient, Request, Train
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack
 from promptfed.flower import ledger
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.privacy import Privacy, epsilon
 from site_folders import consortium, site
 
@@ -21,12 +22,15 @@ def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
 
 
-def ask(host, what="train", round=1, blobs=(), **more):
+def ask(host, what="train", round=1, blobs=(), new=None):
     state = host.method.begin(host.model, host.init, 0)
     for client in range(2):
         state = host.method.admit(state, client, {}, 0)
-    note = {"ask": what, "clients": [0], "blob": [0], "round": round, "once": [{}], "new": {}, "score": False, **more}
-    return host(note, [pack(host.method.down(state, 0)), *blobs])
+    task = Train(round=round, score=False)
+    if what == "evaluate":
+        task = Evaluate(as_of=round, pooled=False, after_local=False)
+    request = Request(task=task, clients=[Recipient(client=0, blob=0)], new=new or {})
+    return host(request, [pack(host.method.down(state, 0)), *blobs])
 
 
 # ---- what it has released
@@ -61,7 +65,7 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path, text):
 def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
     server, _ = consortium(tmp_path, clients=2, **{"privacy.clip": 1.0, "privacy.noise": 8.0})
     at = site(server, tmp_path, 0, epsilon=epsilon({8.0: 3}, 1e-5) + 0.01)
-    place = Place.open(at)
+    place = SiteFolder.open(at)
     parts = place.parts()
     for run, round in (("first", 1), ("first", 1), ("second", 1)):  # the same round again has noise of its own
         host = place.host(run, parts)
@@ -70,7 +74,7 @@ def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
     assert json.loads((at / "released.json").read_text()) == {"8.0": 3}
     host = place.host("third", parts)
     try:
-        ask(host, "evaluate", round=2, pooled=False, after_local=False)  # which releases no update
+        ask(host, "evaluate", round=2)  # which releases no update
         with pytest.raises(UserError, match="allows no more updates"):
             ask(host)
         assert len(host.store) == 0  # nor has it trained
@@ -80,7 +84,7 @@ def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
 
 def test_a_limit_counts_from_the_moment_it_is_written_down(tmp_path):
     server, _ = consortium(tmp_path, clients=2, **{"privacy.clip": 1.0, "privacy.noise": 8.0})
-    place = Place.open(site(server, tmp_path, 0))
+    place = SiteFolder.open(site(server, tmp_path, 0))
     host = place.host("first")
     try:
         ask(host)
@@ -98,8 +102,8 @@ def test_a_limit_counts_from_the_moment_it_is_written_down(tmp_path):
 def test_a_limit_that_no_noise_can_keep_is_refused(tmp_path):
     server, _ = consortium(tmp_path, clients=2)
     with pytest.raises(UserError, match=r"epsilon = 3 in site.toml needs privacy.noise above 0 in consortium.toml"):
-        Place.open(site(server, tmp_path, 0, epsilon=3.0))
-    assert Place.open(site(server, tmp_path, 1)).ledger() is None
+        SiteFolder.open(site(server, tmp_path, 0, epsilon=3.0))
+    assert SiteFolder.open(site(server, tmp_path, 1)).ledger() is None
 
 
 # ---- what it keeps
@@ -107,7 +111,7 @@ def test_a_limit_that_no_noise_can_keep_is_refused(tmp_path):
 
 def test_what_others_could_read_is_told_with_the_remedy(tmp_path):
     server, _ = consortium(tmp_path, clients=2)
-    place = Place.open(site(server, tmp_path, 0))
+    place = SiteFolder.open(site(server, tmp_path, 0))
     place.private()
     (place.folder / "site.key").write_text("secret")
     (place.folder / "site.key").chmod(0o640)
@@ -121,7 +125,7 @@ def test_what_others_could_read_is_told_with_the_remedy(tmp_path):
 
 def test_a_site_that_has_lost_its_memory_says_so(tmp_path, caplog):
     server, _ = consortium(tmp_path, clients=2)
-    place = Place.open(site(server, tmp_path, 0))
+    place = SiteFolder.open(site(server, tmp_path, 0))
     parts = place.parts()
     caplog.set_level("WARNING", logger="flwr")
     for run, round, told in (("first", 1, False), ("first", 2, False), ("second", 2, True)):
@@ -133,7 +137,7 @@ def test_a_site_that_has_lost_its_memory_says_so(tmp_path, caplog):
 
 def test_a_server_cannot_fill_a_sites_disk(tmp_path):
     server, _ = consortium(tmp_path, clients=2)
-    place = Place.open(site(server, tmp_path, 0, runs_gb=0.002))
+    place = SiteFolder.open(site(server, tmp_path, 0, runs_gb=0.002))
     parts = place.parts()
     host = place.host("first", parts)
     try:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dp2fl_toy import MODEL, SIZES, method_of, toy_state, toy_updates
 
-from promptfed.clients.host import Message, read_message
+from promptfed.clients.messages import Answer, TrainResult, read_update
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.methods.dp2fl import Dp2fl
@@ -96,9 +96,9 @@ def test_without_any_validation_data_clients_weigh_the_same(tmp_path: Path) -> N
     federation = tiny_federation(tmp_path, SIZES, 32)
     none = replace(federation, sites=tuple(replace(site, val=site.val[:0]) for site in federation.sites))
     method = method_of(privacy="sealed")
-    said: list[Message] = []
+    said: list[Answer] = []
     memory = Case(method, MODEL, none).run(rounds=1, tap=said.append)
-    ups = [read_message(blob)[0] for note, blobs in said if note.get("clients") for blob in blobs if blob]
+    ups = [read_update(blob)[0] for a in said if isinstance(a.results[0], TrainResult) for blob in a.blobs if blob]
     assert memory.state is not None
     assert len(ups) == len(SIZES)
     torch.testing.assert_close(memory.state["context"], torch.stack([up["context"] for up in ups]).mean(0))

@@ -2,7 +2,7 @@
 
 Every value is kept under (client, round), and the one before it is kept too. A round that is trained again after a
 crash therefore starts from what the client knew before that round: training is idempotent, and no commit has to span
-clients and server. Large tensors that are sent once are files, named by their content.
+clients and server. What is sent only once is kept in files, named by content.
 """
 
 import struct
@@ -25,7 +25,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is private is nobody else's, on this machine too
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to its owner, also on this machine
         try:
             self._env = lmdb.open(
                 str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512, mode=0o600
@@ -33,10 +33,10 @@ class Store:
         except lmdb.Error as error:
             raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
 
-    def get(self, client: int, before: int) -> Params:
-        """The newest value that was put in a round earlier than `before`; empty if there is none."""
+    def get(self, client: int, as_of: int) -> Params:
+        """The client's value as of the start of a round: the newest of an earlier one; empty if there is none."""
         with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
-            found = cursor.set_range(_KEY.pack(client, before))
+            found = cursor.set_range(_KEY.pack(client, as_of))
             if not (cursor.prev() if found else cursor.last()):
                 return {}
             if _KEY.unpack(cursor.key())[0] != client:
@@ -85,3 +85,20 @@ class Store:
 
     def close(self) -> None:
         self._env.close()
+
+
+class ReadOnlyStore(Store):
+    """What the clients of a finished run remember. Nothing is written, not even a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._env = lmdb.open(str(path), readonly=True, lock=False, create=False, readahead=False)
+        except lmdb.Error as error:
+            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+
+    def put(self, round: int, values: Mapping[int, Params]) -> None:
+        raise TypeError("a finished run is only read")
+
+    def add(self, digest: str, blob: bytes) -> None:
+        raise TypeError("a finished run is only read")

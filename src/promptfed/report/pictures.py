@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from ..data import Federation, heatmap, load
+from ..data import Federation, heatmap
 from ..errors import UserError
+from ..runs import build
 from ..runs import config as C
 from . import column_figures, comparison_figures, prompts, run_figures, style
 from .runs import Run
@@ -115,7 +116,7 @@ def _federation(run: Run) -> Federation | None:
     if not file.exists():
         return None
     try:
-        return Federation.load(file, load(C.make(run.settings).dataset))
+        return build.split(C.make(run.settings), file)
     except UserError as error:
         warnings.warn(f"no picture of the partition and the prompts: {error}", stacklevel=3)
         return None

@@ -83,7 +83,7 @@ class Predictor:
                 waiting.clear()
 
         for name, image in given:
-            decoded = decode(image, self.model.image)
+            decoded = decode(image, self.model.image[0], self.model.resize)
             if decoded is None:
                 skipped.append(name)
                 continue
