@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .. import files, models
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
+from ..clients.store import Store
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
 from ..data.partition import stratified
@@ -197,7 +198,7 @@ class Place:
         build.limit_threads(self.settings.threads, parts.device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
-        return cast(SiteHost, build.make_host(parts, folder / "clients", made))
+        return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
     def room(self, more: int) -> None:
         """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""

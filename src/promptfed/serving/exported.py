@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files, methods, models
+from .. import params as P
 from ..clients.wire import pack, unpack
 from ..errors import UserError
 from ..method import Method
@@ -23,7 +24,7 @@ from ..tuning import Full, Tuning
 
 FORMAT = 1
 SUFFIX = ".safetensors"
-_PARAMS, _FROZEN = "params/", "frozen/"
+_PARAMS, _FROZEN = "params", "frozen"
 _TOLD = 5  # files or runs that fit a sentence
 
 Card = dict[str, Any]
@@ -35,8 +36,7 @@ def write(path: Path, card: Card, tuning: Tuning, model: Model, params: Params) 
         raise UserError(f'"{path}" must end in {SUFFIX}')
     seeded, loaded = _frozen(model, tuning, params)
     card = {**card, "backbone": {**card["backbone"], "frozen": _digest(loaded)}}
-    tensors = {_PARAMS + name: p for name, p in params.items()}
-    tensors |= {_FROZEN + name: p for name, p in seeded.items()}
+    tensors = {**P.nested(_PARAMS, params, "/"), **P.nested(_FROZEN, seeded, "/")}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, pack(tensors, card))
@@ -71,8 +71,7 @@ def read(file: Path, backbone: str | None, trust: bool) -> tuple[Card, Tuning, M
         raise UserError(f'"{file}" is not an exported model') from None
     if made != FORMAT:
         raise UserError(f'"{file}" is of format {made}, this promptfed reads format {FORMAT}: install a newer one')
-    params = {name.removeprefix(_PARAMS): p for name, p in tensors.items() if name.startswith(_PARAMS)}
-    seeded = {name.removeprefix(_FROZEN): p for name, p in tensors.items() if name.startswith(_FROZEN)}
+    params, seeded = (P.under(tensors, part, "/") for part in (_PARAMS, _FROZEN))
     try:
         settings = dict(card["method"])
         name = settings.pop("name")
