@@ -25,7 +25,7 @@ from ..clients.local import LocalClients
 from ..clients.store import Store
 from ..data import Dataset, Federation
 from ..errors import UserError
-from ..flower.site import places, share, source
+from ..flower.site import class_indices, share, source
 from ..method import State
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
@@ -157,7 +157,7 @@ def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ..
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
     found = source(path)
-    known = places(path, found.classes, its.classes)
+    known = class_indices(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
         image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
