@@ -92,7 +92,7 @@ def gather(folders: Sequence[Path]) -> Found:
             seen.add(path.resolve())
             told: list[str] = []
             try:
-                entries.append(_read(path, label, folder, told))
+                entries.append(read(path, label, folder, told))
                 problems += told
             except _BROKEN as error:
                 problems.append(f"{path} is left out, as it cannot be read: {_why(error)}.")
@@ -142,7 +142,7 @@ def _slug(path: Path) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (path.name, 0)
 
 
-def _read(folder: Path, label: str | None, origin: Path, problems: list[str]) -> Entry:
+def read(folder: Path, label: str | None, origin: Path, problems: list[str]) -> Entry:
     run = Run.read(folder)
     numbers = record.result(run.lines, {}) if run.scored else {}
     numbers.pop("versions", None)  # of this process, not of the run
