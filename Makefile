@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: run test lint docs slow bench clean
 
-# The main job, offline: prompt methods against each other on the embedded model, eight drawing styles as clients.
+# Offline comparison of prompt methods on the embedded model, with eight drawing styles as clients.
 run: $(STAMP)
 	$(BIN)/promptfed compare quickstart --out runs/quickstart
 
@@ -18,7 +18,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The documentation as a site, in build/docs; a warning is an error. A test builds it, too.
+# The documentation as a site in build/docs; warnings are errors. A test also builds it.
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -E -W --keep-going -n -q docs build/docs
 

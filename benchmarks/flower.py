@@ -1,14 +1,14 @@
-"""What Flower costs: start-up, seconds a round and bytes, against the local engine on the same images.
+"""The cost of Flower: start-up, seconds per round and bytes, compared with the local engine on the same images.
 
     python benchmarks/flower.py                                  # local engine and simulation, 3, 10 and 50 clients
     python benchmarks/flower.py --deployed 3 10 --simulated      # local engine and a SuperLink with 3 and 10 nodes
 
-Every client trains on 14 images for one epoch; private heads on `vit-mini`. A deployment has TLS and keys, and
-every byte between nodes and SuperLink goes through a counter: `wire` is both directions, of a client and round, with
-everything that Flower and TLS add; `payload` is what promptfed sends. Nodes that wait ask for messages all the time,
-which is told beside. `start` is the time from the command to the first round: for a deployment, of a run that is
-submitted when its nodes are there. Ray, which the simulation starts, listens on all addresses of the machine:
-`unshare -rn sh -c 'ip link set lo up && python benchmarks/flower.py'` keeps it apart.
+Every client trains on 14 images for one epoch; private heads on `vit-mini`. A deployment uses TLS and keys, and
+every byte between nodes and SuperLink passes through a counter: `wire` is per client and round, both directions, with
+everything that Flower and TLS add; `payload` is what promptfed sends. Idle nodes poll for messages; that traffic is
+printed separately. `start` is the time from the command to the first round; in a deployment the nodes are already
+connected. Ray, which the simulation starts, listens on all addresses of the machine:
+`unshare -rn sh -c 'ip link set lo up && python benchmarks/flower.py'` isolates it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import promptfed
 from promptfed.runs import record
 
 ROUNDS = 4
-IMAGES = 20  # of a client: 14 to train on, 2 to validate, 4 to test
+IMAGES = 20  # per client: 14 for training, 2 for validation, 4 for testing
 METHOD = {"name": "fedper+vpt", "epochs": 1, "batch_size": 16}
 PROMPTFED = [sys.executable, "-m", "promptfed"]
 
@@ -64,7 +64,7 @@ def spent(line: dict[str, Any]) -> float:
 
 
 def numbers(folder: Path) -> tuple[float, float]:
-    """Seconds of a round without the first, which begins with cold caches; bytes of a client and round."""
+    """Seconds per round, without the first, whose caches are cold; bytes per client and round."""
     lines = record.read_lines(folder)
     seconds = [line["seconds"]["train"] for line in lines[1:]]
     moved = [(line["bytes"]["up"] + line["bytes"]["down"]) / line["bytes"]["clients"] for line in lines]
@@ -92,7 +92,7 @@ def in_one_process(clients: int, engine: dict[str, str], out: Path) -> tuple[flo
 
 
 class Counter(threading.Thread):
-    """Passes on what goes between nodes and the SuperLink, and counts it."""
+    """Forwards traffic between nodes and the SuperLink, and counts its bytes."""
 
     def __init__(self, target: int) -> None:
         super().__init__(daemon=True)
@@ -111,7 +111,7 @@ class Counter(threading.Thread):
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:  # it has ended before its nodes
+        except OSError:  # the SuperLink exited before its nodes
             writer.close()
             return
         await asyncio.gather(self.pass_on(reader, back), self.pass_on(there, writer))
@@ -147,7 +147,7 @@ def deployed(clients: int, folder: Path) -> None:
     try:
         running.append(background(folder / "link.log", "link", server))
         wait(lambda: connects(port))
-        # Sites find the server at the counter; everything else that they have agreed on is the same.
+        # Sites connect to the counter; everything else that they have agreed on is the same.
         theirs = folder / "consortium.toml"
         theirs.write_text(
             (server / "consortium.toml").read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{counter.port}")
@@ -180,13 +180,13 @@ def deployed(clients: int, folder: Path) -> None:
     show(clients, "deployed", start, *numbers(server / "runs" / "bench"), sent / clients / ROUNDS)
     print(
         f"         {clients} nodes: {made / clients:.1f} s to set one up, {up:.1f} s to start all, "
-        f"{idle / 1000:.1f} kB a minute idle",
+        f"{idle / 1000:.1f} kB per minute idle",
         flush=True,
     )
 
 
 def images(folder: Path, clients: int) -> str:
-    """Each site's folder of images; -> the classes"""
+    """Write each site's folder of images; -> the classes, separated by commas"""
     data = promptfed.load_dataset(promptfed.DatasetConfig(name="shapes", limit=IMAGES * clients))
     for client in range(clients):
         for i in range(client * IMAGES, (client + 1) * IMAGES):

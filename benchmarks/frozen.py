@@ -1,21 +1,21 @@
-"""What is gained where frozen weights are not computed twice, against the step that one would write by hand.
+"""Speed-up from caching the outputs of frozen layers, compared with a training step written by hand.
 
-Each ratio is the median of interleaved pairs on the same weights and data: CPU seconds of a plain step on one thread,
-by those of promptfed's. In every pair loss and gradient of the prompts are compared: 1e-5 of their largest entry.
-The plain step is written below with PyTorch's own fused operations; its weights take no gradient, but it computes
-all 77 tokens of every sentence, the image tower in every step, and keeps nothing between steps.
+Each ratio is the median over interleaved pairs on the same weights and data: CPU seconds of a plain step on one thread
+divided by promptfed's. Every pair checks that loss and gradient of the prompts agree to 1e-5 of their largest entry.
+The plain step below uses PyTorch's fused operations and needs no gradients of weights, but it computes all 77 tokens
+of every sentence and the image tower in every step, and caches nothing between steps.
 
-    text    context of 16 vectors in front of 100 class names in CLIP ViT-B/16 (PromptFL, CoOp); promptfed has the image
-            features from its cache. The text tower alone (forward, loss, backward) is timed in the same pairs.
-    prefix  SGPT's second block in ViT-B/16: a prompt of each sample's group enters at layers 4, 5 and 6 and stays; the
-            shared ones of layers 0 to 3 are frozen. promptfed has the input of layer 4 from its cache, which alone can
-            give 20 / 16 layers = 1.25; the rest is that its last layer makes only the tokens that are read.
+    text    16 context vectors before 100 class names in CLIP ViT-B/16 (PromptFL, CoOp); promptfed takes image features
+            from its cache. The text tower alone (forward, loss, backward) is timed in the same pairs.
+    prefix  SGPT's second block in ViT-B/16: the prompt of each sample's group enters at layers 4, 5 and 6 and stays;
+            the shared prompts of layers 0 to 3 are frozen. promptfed takes the input of layer 4 from its cache, which
+            alone can give 20 / 16 layers = 1.25; its last layer computes only the needed tokens, which gives the rest.
     peak    VPT-shallow in ViT-B/16, 10 tokens: FLOP/s of the matrix products in a forward pass and in a backward pass
-            without gradients of weights, as a share of what products of large matrices reach between the steps.
+            without gradients of weights, as a share of the rate of large matrix products between the steps.
 
-Each part runs in a process of its own. Memory is the peak of what it holds during a step, weights included, in the
-first pair: later ones find what the allocator kept. CPU seconds contain those that the kernel takes to hand out memory,
-which tensors of more than 32 MB cost anew whenever they are made. About six minutes of CPU time in all.
+Each part runs in its own process. Memory is the peak during a step, weights included, in the first pair: later pairs
+reuse what the allocator kept. CPU seconds include the kernel's time to allocate memory, which tensors of more than
+32 MB cost each time they are created. About six minutes of CPU time in total.
 
     python benchmarks/frozen.py [--parts text prefix peak] [--pairs 7] [--text-pairs 5]
 """
@@ -78,7 +78,7 @@ def plain_clip_image(w: Params, x: Tensor) -> Tensor:
 
 
 def plain_clip_text(w: Params, ids: Tensor, context: Tensor) -> Tensor:
-    """ids (classes, 77), the end token being the largest of a row."""
+    """ids (classes, 77); the end token is the largest id of a row."""
     at = "body.text"
     h = F.embedding(ids, w[f"{at}.tokens"])
     h = torch.cat([h[:, :1], context.expand(len(h), -1, -1), h[:, 1 + len(context) :]], dim=1) + w[f"{at}.position"]
@@ -89,7 +89,7 @@ def plain_clip_text(w: Params, ids: Tensor, context: Tensor) -> Tensor:
 
 
 def plain_vit(w: Params, x: Tensor, prompts: dict[int, Tensor], pooled: int) -> Tensor:
-    """Prompts (B, T, width) enter at their layers and stay. -> mean of the first tokens behind the last norm."""
+    """Prompts (B, T, width) enter at their layers and stay. -> logits from the mean of the first tokens."""
     h = plain_patches(w, "body", x)
     for i in range(12):
         if i in prompts:
@@ -100,15 +100,15 @@ def plain_vit(w: Params, x: Tensor, prompts: dict[int, Tensor], pooled: int) -> 
 
 
 class Cost(NamedTuple):
-    seconds: float  # of the CPU
-    system: float  # those of them that the kernel took
+    seconds: float  # CPU time
+    system: float  # the kernel's part of it
     peak: float  # GB
 
 
 def measured(work: Callable[[], Any]) -> tuple[Any, Cost]:
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
-        reset.write_text("5")  # Linux: the peak begins anew; elsewhere it is that of the process so far
+        reset.write_text("5")  # Linux: resets the peak; elsewhere it is that of the process so far
     before = resource.getrusage(resource.RUSAGE_SELF)
     result = work()
     after = resource.getrusage(resource.RUSAGE_SELF)
@@ -118,13 +118,13 @@ def measured(work: Callable[[], Any]) -> tuple[Any, Cost]:
 
 
 def gradient(logits: Tensor, y: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-    """-> loss, its gradient in the prompts."""
+    """-> loss, its gradient with respect to the prompts."""
     loss = F.cross_entropy(logits, y)
     return loss.detach(), torch.autograd.grad(loss, prompts)[0]
 
 
 def difference(ours: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> float:
-    """Of loss and gradient, each by its largest entry."""
+    """Of loss and gradient, each relative to its largest entry."""
     both = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, plain, strict=True)]
     if not all(d < 1e-5 for d in both):
         raise AssertionError(f"loss and gradient differ by {both}")
@@ -132,7 +132,7 @@ def difference(ours: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> flo
 
 
 def interleaved(pairs: int, *works: Callable[[], Any]) -> list[list[Cost]]:
-    """-> the costs of each work, in as many rounds. The first and the last one give loss and gradient."""
+    """-> the costs of each work, one per pair. The first and the last work return loss and gradient."""
     rounds = [[measured(work) for work in works] for _ in range(pairs)]
     worst = max(difference(row[0][0], row[-1][0]) for row in rounds)
     print(f"  largest relative difference of loss and gradient {worst:.1e}")
@@ -147,12 +147,12 @@ def print_ratio(what: str, plain: Sequence[Cost], ours: Sequence[Cost], target: 
     ratios = [a.seconds / b.seconds for a, b in zip(plain, ours, strict=True)]
     user = [(a.seconds - a.system) / (b.seconds - b.system) for a, b in zip(plain, ours, strict=True)]
     print(f"  {what}: median {spread(ratios)} of {len(ratios)} pairs; target {target}")
-    print(f"    without the kernel's seconds {spread(user)}")
+    print(f"    without kernel time {spread(user)}")
 
 
 def print_costs(what: str, costs: Sequence[Cost]) -> None:
     system, peak = statistics.median(c.system for c in costs), costs[0].peak
-    print(f"  {what}: {spread([c.seconds for c in costs])} s, {system:.2f} of them the kernel's; peak {peak:.2f} GB")
+    print(f"  {what}: {spread([c.seconds for c in costs])} s, {system:.2f} of it kernel time; peak {peak:.2f} GB")
 
 
 def text(pairs: int) -> None:
@@ -162,7 +162,7 @@ def text(pairs: int) -> None:
         vocabulary=VOCABULARY, context_length=POSITIONS, embedding=512,
     )  # fmt: skip
     w = model.weights
-    for name in w:  # fresh layers make all sentences alike, and a gradient that is a difference of near equals
+    for name in w:  # newly initialised layers make all sentences alike: gradients would be differences of near equals
         if name.startswith("body.text.blocks") and w[name].ndim == 2:
             w[name] *= 2
     g = torch.Generator().manual_seed(0)
@@ -207,7 +207,7 @@ def prefix(pairs: int) -> None:
     group = torch.randint(GROUPS, (BATCH,), generator=g)
     prompts = torch.randn(len(GROUPED), GROUPS, 768, generator=g).mul_(0.1).requires_grad_()
     shared = {i: 0.1 * torch.randn(1, 768, generator=g).expand(BATCH, 1, 768) for i in SHARED}
-    pooled = 1 + len(GROUPED)  # cls and the group prompts, which stand behind it
+    pooled = 1 + len(GROUPED)  # cls and the group prompts after it
     cached = model.encode(w, model.embed(w, x), shared, "stay", stop=GROUPED[0])
 
     def grouped() -> dict[int, Tensor]:
@@ -234,9 +234,9 @@ def peak(pairs: int) -> None:
     x, y = torch.randn(BATCH, *IMAGE, generator=g), torch.randint(CLASSES, (BATCH,), generator=g)
     tokens = torch.randn(TOKENS, 768, generator=g).mul_(0.1).requires_grad_()
     squares = {n: torch.randn(n, n, generator=g) for n in (512, 1024, 2048)}
-    # Two for each multiplication. A layer of T tokens has 12 products of (T, 768) and (768, 768), forward and backward,
-    # and in its attention two of (T, 768) and (768, T) forward, four backward. The last layer makes queries, keys and
-    # values of all tokens and the rest of cls only. The patches are embedded once.
+    # Two FLOP per multiplication. A layer of T tokens has 12 products of (T, 768) and (768, 768), forward and backward,
+    # and in its attention two of (T, 768) and (768, T) forward, four backward. The last layer computes queries, keys
+    # and values of all tokens and the rest of cls only. The patches are embedded once.
     t = 1 + TOKENS + 14 * 14
     layer, last = 2 * 12 * t * 768**2 + 6 * t**2 * 768, 2 * (3 * t + 9) * 768**2 + 6 * t * 768
     work = BATCH * 2 * (11 * layer + last + 14 * 14 * 768**2)
@@ -259,7 +259,7 @@ def peak(pairs: int) -> None:
         _, cost = measured(ours)
         mine.append(cost)
         shares.append(100 * work / cost.seconds / best[-1])
-    print(f"  share of the peak: median {spread(shares)} % of {pairs} pairs; a sketch reached 75")
+    print(f"  share of the peak: median {spread(shares)} % of {pairs} pairs; an early prototype reached 75")
     print(f"  step: {spread([work / c.seconds / 1e9 for c in mine])} GFLOP/s of {work / 1e9:.0f} GFLOP")
     print(f"  products of large matrices: {spread([rate / 1e9 for rate in best])} GFLOP/s")
     print_costs("promptfed", mine)

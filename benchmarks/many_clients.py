@@ -1,8 +1,8 @@
-"""Memory of a simulation with 100, 1,000 and 10,000 clients that each keep a private prompt.
+"""Memory of a simulation with 100, 1,000 and 10,000 clients, each with a private prompt.
 
-Every client is trained once (100 clients a round) and then all are evaluated, each with its own prompt; the prompts are
-in LMDB. Each size runs in a process of its own, and the peak of its resident memory is printed in two parts: `own`
-(anonymous: what the program holds) and `mapped` (file pages that the system may drop at any time: data, LMDB).
+Every client is trained once (100 clients per round), then all are evaluated, each with its own prompt; the prompts are
+in LMDB. Each size runs in its own process, and its peak resident memory is printed in two parts: `own` (anonymous:
+allocated by the program) and `mapped` (file pages that the system may drop at any time: data, LMDB).
 
     python benchmarks/many_clients.py [--sizes 100 1000 10000]
 """
@@ -15,11 +15,11 @@ import threading
 import time
 from pathlib import Path
 
-SAMPLES = 4  # training samples of each client
+SAMPLES = 4  # training samples per client
 
 
 def resident() -> tuple[float, float]:
-    """Own and mapped memory of this process, in MB."""
+    """Own and mapped memory of this process in MB."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     own, mapped = (int(status[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile"))
     return own, mapped

@@ -1,9 +1,9 @@
-"""What the machinery costs: a client trained by promptfed against the plain PyTorch loop that one would write by hand.
+"""The overhead of promptfed: training one client, compared with a plain PyTorch loop.
 
-Both train pFedPT's CNN on the same 320 images for an epoch with SGD, on one thread. Pairs are interleaved; the median
-of their ratios is printed, so that a noisy machine disturbs both sides alike. The plain loop holds normalised
+Both train pFedPT's CNN on the same 320 images for one epoch with SGD, on one thread. Pairs are interleaved, so that a
+noisy machine affects both sides alike, and the median of their ratios is printed. The plain loop keeps normalised
 float images in memory and uses nn.Module and torch.optim; promptfed normalises the stored bytes of each batch, and
-accounts for loss, finiteness and samples.
+records losses, sample counts and whether values are finite.
 
     python benchmarks/overhead.py [--pairs 12]
 """
@@ -33,7 +33,7 @@ class Plain(nn.Sequential):
 
 
 class PlainTuned(nn.Sequential):
-    """The same loop by somebody who knows that pooling first and channels-last memory are faster on a CPU."""
+    """The same, tuned by hand: pooling first and channels-last memory are faster on a CPU."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`. Nothing is fetched, neither for building nor for reading it."""
+"""Configuration of the documentation (`make docs`). Building and reading it downloads nothing."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ pygments_dark_style = "monokai"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# The notebook is run in every build, so that it cannot fall behind the code.
+# The notebook is executed in every build, so that it stays in step with the code.
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
@@ -33,11 +33,11 @@ nb_execution_timeout = 600
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
 
-smartquotes = False  # an option is --out, not a dash
+smartquotes = False  # would turn --out into a dash
 default_role = "code"  # docstrings write `names` with one backtick
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 add_module_names = False
-nitpick_ignore_regex = [("py:.*", r".*")]  # types in signatures: there is no inventory of other projects to fetch
+nitpick_ignore_regex = [("py:.*", r".*")]  # types in signatures: other inventories would be downloaded

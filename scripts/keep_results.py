@@ -1,40 +1,62 @@
-"""Copies what is worth keeping of a comparison: its table, and each run's result and rounds, without checkpoints.
+"""Keeps the numbers of a comparison: its table, and one line per run in results.jsonl, without checkpoints.
 
 python scripts/keep_results.py runs/NAME experiments/PAPER/NAME --replace /my/data=cifar10
+
+A line has the run's `label` and `seed`, its `result` (result.json) and its `rounds` (rounds.jsonl without the scores of
+single clients; those of the last round are in the result).
 """
 
 import argparse
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from promptfed.runs.comparison import Row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparison", type=Path)
-    parser.add_argument("kept", type=Path)
-    parser.add_argument("--replace", action="append", default=[], metavar="OLD=NEW", help="in all that is copied")
+    parser.add_argument("comparison", type=Path, help="the folder of a finished comparison")
+    parser.add_argument("kept", type=Path, help="the folder to write")
+    parser.add_argument("--replace", action="append", default=[], metavar="OLD=NEW", help="in everything written")
     given = parser.parse_args()
-    pairs = [pair.split("=", 1) for pair in given.replace]
+    keep(given.comparison, given.kept, dict(pair.split("=", 1) for pair in given.replace))
 
-    def cleaned(text: str) -> str:
-        for old, new in pairs:
+
+def keep(comparison: Path, kept: Path, replace: Mapping[str, str]) -> None:
+    texts = {name: (comparison / name).read_text() for name in ("table.md", "table.json")}
+    labels = [row["label"] for row in json.loads(texts["table.json"])]
+    texts["results.jsonl"] = "".join(json.dumps(run) + "\n" for label in labels for run in runs(comparison, label))
+    for name, text in texts.items():
+        for old, new in replace.items():
             text = text.replace(old, new)
-        return text
+        path = re.search(r'"(/[^"]*)"', text)
+        if path:
+            raise SystemExit(f"{name} would hold the path {path[1]} of this machine: add --replace {path[1]}=NAME")
+        texts[name] = text
+    kept.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (kept / name).write_text(text)
 
-    given.kept.mkdir(parents=True, exist_ok=True)
-    for name in ("table.md", "table.json"):
-        (given.kept / name).write_text(cleaned((given.comparison / name).read_text()))
-    for file in sorted(given.comparison.glob("*/result.json")):
-        folder = given.kept / file.parent.name
-        folder.mkdir(exist_ok=True)
-        (folder / "result.json").write_text(cleaned(json.dumps(json.loads(file.read_text())) + "\n"))
-        # Of a round who took part, its loss, bytes, passes and summaries; the clients' own scores are in the result.
-        lines = [json.loads(line) for line in (file.parent / "rounds.jsonl").read_text().splitlines()]
-        for line in lines:
-            for stage in line.values():
-                if isinstance(stage, dict):
-                    stage.pop("clients", None) if "summary" in stage else None
-        (folder / "rounds.jsonl").write_text(cleaned("".join(json.dumps(line) + "\n" for line in lines)))
+
+def runs(comparison: Path, label: str) -> list[dict[str, Any]]:
+    """The finished runs of a row, by seed."""
+    found = []
+    for file in comparison.glob(f"{Row(label, {}, ()).slug}-seed*/result.json"):
+        result = json.loads(file.read_text())
+        lines = (file.parent / "rounds.jsonl").read_text().splitlines()
+        rounds = [{name: _summary(value) for name, value in json.loads(line).items()} for line in lines]
+        found.append({"label": label, "seed": result["seed"], "result": result, "rounds": rounds})
+    return sorted(found, key=lambda run: run["seed"])
+
+
+def _summary(value: Any) -> Any:
+    """An evaluation of a round without its clients' scores; any other value as it is."""
+    if not (isinstance(value, dict) and "summary" in value):
+        return value
+    return {name: part for name, part in value.items() if name != "clients"}
 
 
 if __name__ == "__main__":

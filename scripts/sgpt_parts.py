@@ -1,5 +1,5 @@
-"""What SGPT's parts are worth in a finished run: test accuracy with the groups that samples select, with the best one
-for all, and without group prompts; and how many training samples are trained in the group that they select.
+"""The contribution of SGPT's parts in a finished run: test accuracy with the selected groups, with the best single
+group, and without group prompts; and the share of training samples trained in the group that they would select.
 
 python scripts/sgpt_parts.py runs/NAME/sgpt-seed0...
 """
@@ -30,8 +30,8 @@ def parts(folder: Path) -> dict[str, float]:
     tested, agreed, trained = 0, 0, 0
     for client, site in enumerate(sites):
         work, params = opened.own(client)
-        for batch, ctx in opened.batches(work, opened.host.samples(site.test)):
-            chosen = prompts.select(model, params, batch, ctx)
+        for batch, _ in opened.batches(work, opened.host.samples(site.test)):
+            chosen = prompts.select(model, params, batch)
             alone = [torch.full_like(chosen, g) for g in range(prompts.groups)]
             for i, groups in enumerate([*alone, chosen, None]):
                 logits = prompts.head(model, params, prompts.prompted(model, params, batch, groups))

@@ -1,9 +1,9 @@
-"""Pre-train clip-mini, the foundation model inside the package, on drawn pictures and their captions.
+"""Pretrain clip-mini, the embedded foundation model, on drawn pictures and their captions.
 
     python scripts/train_clip_mini.py --work WORK --out src/promptfed/models/clip_mini
 
-Every picture is new: each block of steps draws its own from the seed and the block's number. A stopped run goes on from
-the last checkpoint in WORK. The files in OUT have the layout of `transformers`' CLIPModel, in 16-bit numbers.
+Every picture is new: each block of steps draws its own from the seed and the block's number. A stopped run resumes from
+the last checkpoint in WORK. The files in OUT have the layout of `transformers`' CLIPModel, in 16-bit floats.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from promptfed.params import Params
 START, END = "<|startoftext|>", "<|endoftext|>"
 CONTEXT = 24  # tokens
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-BLOCK = 128  # steps whose pictures are drawn together; also between two checkpoints
+BLOCK = 128  # steps whose pictures are drawn together; also the steps between checkpoints
 EASY_STYLES = ("clean", "outline", "neon")
 LARGE = 11.0  # pixels
 LEADS = (
@@ -65,7 +65,7 @@ class Settings:
 
 
 def tokenizer() -> Tokenizer:
-    """CLIP's byte-pair encoding with merges for the words of captions only: others fall apart into bytes."""
+    """CLIP's byte-pair encoding with merges for the words of captions only: others are encoded as bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     last = [f"{byte}</w>" for byte in alphabet]  # bytes that end a word
     trainer = trainers.BpeTrainer(
@@ -73,14 +73,14 @@ def tokenizer() -> Tokenizer:
         min_frequency=1,
         end_of_word_suffix="</w>",
         initial_alphabet=alphabet,
-        special_tokens=last,  # fixes their ids, by which equally frequent pairs are put in order
+        special_tokens=last,  # fixes their ids, by which equally frequent pairs are ordered
         show_progress=False,
     )
     learned = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     learned.pre_tokenizer = _split()
     learned.train_from_iterator(shapes.vocabulary(), trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
-    # as in CLIP: bytes, bytes that end a word, merges, the two marks
+    # as in CLIP: bytes, bytes that end a word, merges, the two special tokens
     tokens = [*alphabet, *last, *dict.fromkeys(a + b for a, b in merges), START, END]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     made = Tokenizer(
@@ -113,9 +113,9 @@ def normalised(pictures: np.ndarray) -> Tensor:
 
 
 def eased(scenes: shapes.Scenes, ease: float) -> shapes.Scenes:
-    """The same scenes, the nearer to large, upright shapes in the centre the smaller `ease` is; at 1 unchanged.
+    """The same scenes, closer to large, upright shapes in the centre for smaller `ease`; unchanged at 1.
 
-    A transformer that starts with shapes anywhere in any size learns their colours and then nothing for a long time.
+    Trained on shapes of any size anywhere from the start, a transformer learns colours and little else for a long time.
     """
     middle = shapes.SIZE / 2
     return replace(
@@ -129,7 +129,7 @@ def eased(scenes: shapes.Scenes, ease: float) -> shapes.Scenes:
 
 @dataclass
 class Lesson:
-    """One batch: pictures, sentences without repetitions, and which fits which."""
+    """One batch: pictures, distinct sentences, and which match."""
 
     pictures: Tensor  # (B, 3, 32, 32)
     texts: list[str]  # T of them
@@ -150,12 +150,12 @@ class Lessons:
         rng = np.random.default_rng([seed, 3])
         told = rng.random((count, len(shapes.ATTRIBUTES))) < 0.5
         told[:, 0] = True
-        # what has no word is not told
+        # attributes without a word are not mentioned
         told[:, 2] &= self.scenes.texture != shapes.TEXTURES.index("plain")
         told[:, 3] &= self.scenes.size != shapes.SIZES.index("medium")
         told[rng.random(count) < 0.5, 1:] = False
         if ease < 1:
-            told[:, 3:5] = False  # size and place are not what they were
+            told[:, 3:5] = False  # `eased` changed size and place
         self.told = told
         self.texts = shapes.captions(self.scenes, seed, told)
         self.leads = rng.integers(len(LEADS), size=BLOCK)
@@ -164,7 +164,7 @@ class Lessons:
     def __getitem__(self, step: int) -> Lesson:
         part = slice(step * self.batch, (step + 1) * self.batch)
         told, attributes = self.told[part], self.scenes.attributes[part]
-        # Captions of nothing but the shape get one wording a batch, so that few texts are encoded.
+        # Captions that mention only the shape share one wording per batch, so that few texts are encoded.
         bare = told.sum(1) == 1
         lead = LEADS[self.leads[step]]
         texts = [
@@ -173,12 +173,12 @@ class Lessons:
         ]
         kept = list({text: i for i, text in enumerate(texts)}.values())
         same = attributes[:, None] == attributes[None, kept]  # (B, T, 6)
-        fits = (same | ~told[None, kept]).all(2)  # a picture fits every caption that tells nothing false about it
+        fits = (same | ~told[None, kept]).all(2)  # a picture fits every caption that is true of it
         return Lesson(normalised(self.pictures[part]), [texts[i] for i in kept], torch.from_numpy(fits))
 
 
 def contrast(logits: Tensor, fits: Tensor) -> Tensor:
-    """CLIP's symmetric loss where a picture may fit several captions and a caption several pictures; logits (B, T)."""
+    """CLIP's symmetric loss, with several fitting captions per picture and pictures per caption; logits (B, T)."""
     target = fits.float()
     by_picture = -(logits.log_softmax(1) * target).sum(1) / target.sum(1)
     by_text = -(logits.log_softmax(0) * target).sum(0) / target.sum(0)
@@ -193,14 +193,14 @@ def image_features(model: CLIP, pictures: np.ndarray) -> Tensor:
 
 @torch.no_grad()
 def zero_shot(model: CLIP, words: Tokenizer, scenes: shapes.Scenes, pictures: np.ndarray) -> np.ndarray:
-    """Whether each picture's shape is told by the sentence "a photo of a ..." nearest to it: bool (N,)."""
+    """Whether the nearest sentence "a photo of a ..." names each picture's shape: bool (N,)."""
     text = model.text(model.weights, sentences(words, [f"a photo of a {name}." for name in shapes.SHAPES]))
     right: np.ndarray = (image_features(model, pictures) @ text.T).argmax(1).numpy() == scenes.shape
     return right
 
 
 def report(model: CLIP, words: Tokenizer, count: int, seed: int) -> dict[str, float]:
-    """Zero-shot accuracy in percent on fresh pictures: each style, seen and unseen styles and combinations."""
+    """Zero-shot accuracy in percent on new pictures: each style, seen and unseen styles and combinations."""
     scenes = shapes.sample(count, seed)
     right = zero_shot(model, words, scenes, shapes.draw(scenes, seed))
     style = np.array(shapes.STYLES)[scenes.style]
@@ -212,7 +212,7 @@ def report(model: CLIP, words: Tokenizer, count: int, seed: int) -> dict[str, fl
 
 
 def probe(model: CLIP) -> float:
-    """Accuracy in percent of a linear classifier on the dataset's image features: 80 % to learn from, 20 % to test."""
+    """Accuracy in percent of a linear classifier on the dataset's image features: 80 % training, 20 % test."""
     scenes = shapes.sample(shapes.COUNT, 0)
     features = image_features(model, shapes.draw(scenes, 0)).numpy()
     cut = shapes.COUNT * 4 // 5
@@ -222,7 +222,7 @@ def probe(model: CLIP) -> float:
 
 
 def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float]:
-    """The trained model and the seconds it took, those of interrupted runs included."""
+    """The trained model and the seconds it took, including interrupted runs."""
     model = clip(
         (3, shapes.SIZE, shapes.SIZE),
         settings.seed,
@@ -251,7 +251,7 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
     checkpoint, step, spent = work / "checkpoint.safetensors", 0, 0.0
     if checkpoint.exists():
         step, spent = restore(checkpoint, settings, model.weights, optimizer)
-        print(f"going on from step {step}", flush=True)
+        print(f"resuming from step {step}", flush=True)
     began = time.perf_counter() - spent
     while step < settings.steps:
         lessons = Lessons(settings, step // BLOCK)
@@ -302,7 +302,7 @@ def restore(path: Path, settings: Settings, weights: Params, optimizer: torch.op
     with safe_open(path, "pt") as file:
         about = file.metadata()
     if about["settings"] != repr(settings):
-        raise SystemExit(f"{path} is of a run with other settings; delete it or choose another --work")
+        raise SystemExit(f"{path} is from a run with other settings; delete it or choose another --work")
     tensors = load_file(path)
     for name, p in weights.items():
         p.data.copy_(tensors[f"weight.{name}"])
@@ -377,7 +377,7 @@ def export(model: CLIP, settings: Settings, words: Tokenizer, out: Path) -> None
     words.save(str(out / "tokenizer.json"))
     tensors = {name: p.half().contiguous() for name, p in published(model, settings).items()}
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # it is written for its owner only
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes it readable by its owner only
 
 
 def published(model: CLIP, settings: Settings) -> Params:
@@ -413,9 +413,9 @@ def published(model: CLIP, settings: Settings) -> Params:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Pre-train clip-mini.")
-    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint and the results")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the finished model")
+    parser = argparse.ArgumentParser(description="Pretrain clip-mini.")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint and the results")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--threads", type=int, default=1)
     defaults = {
         "steps": 8192, "batch": 64, "warmup": 200, "ramp": 3200, "patch": 8, "width": 128, "depth": 6, "heads": 4,
@@ -432,7 +432,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     words = tokenizer()
     model, spent = train(settings, work, words)
-    model.weights = {name: p.half().float() for name, p in model.weights.items()}  # what the files hold
+    model.weights = {name: p.half().float() for name, p in model.weights.items()}  # as stored in the files
     export(model, settings, words, out)
     results = {
         "minutes": round(spent / 60, 1),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from client_blocks import MODEL, block_of, run
-from promptfed.method import Batch, Phase
 from promptfed.methods import create
+from promptfed.phases import Batch, Phase
 from promptfed.seeding import rng
 from promptfed.training import Samples, Work, batches, train
 from tiny import CLIENT, ROUND, SEED, samples

@@ -1,4 +1,4 @@
-"""What the documents show is run."""
+"""Code, commands and settings shown in the documentation are executed or checked."""
 
 import os
 import re
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import promptfed
+from limits import HANG
 from promptfed import methods
 from promptfed.cli.main import app
 from promptfed.data import PARTITIONS
@@ -25,7 +26,7 @@ def blocks(name: str, language: str) -> list[str]:
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A folder and a cache of its own."""
+    """A separate working directory and cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -36,11 +37,11 @@ def test_the_method_shown_conforms(name, tmp_path):
     code, check = blocks(name, "python")
     (tmp_path / "mine.py").write_text(code)
     assert len(code.splitlines()) <= 32
-    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_trimmed_mean_shown_trims_few_clients_too():
+def test_the_trimmed_mean_shown_also_trims_few_clients():
     shown: dict = {}
     exec(blocks("docs/add-a-method.md", "python")[0], shown)
     method = shown["TrimmedMean"]()
@@ -53,10 +54,10 @@ def test_the_trimmed_mean_shown_trims_few_clients_too():
 def test_the_script_shown_prints_what_is_shown(name, alone):
     (code,) = blocks(name, "python")
     (shown,) = blocks(name, "text")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     said, told = done.stdout.split(), shown.split()
-    assert [len(word) for word in said] == [len(word) for word in told]  # other processors may round otherwise
+    assert [len(word) for word in said] == [len(word) for word in told]  # other processors may round differently
     assert said[:-2] == told[:-2]
 
 
@@ -109,10 +110,10 @@ def test_the_readme_lists_every_method():
 
 
 def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
-    """One test for all of it: a build takes half a minute, most of which is the notebook's."""
+    """One test for everything: a build takes half a minute, most of it for the notebook."""
     command = [sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-n", "-q", str(ROOT / "docs"), "site"]
     environment = {**os.environ, "PROMPTFED_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     pages = {path.relative_to(tmp_path / "site").as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
 
@@ -141,7 +142,7 @@ def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
     assert "Sgpt.loss" in {name for _, _, name in links}
     for page, line, name in links:
         assert f">{name.rpartition('.')[2]}<" in re.split(r'id="L-\d+"', pages[page].split(f'id="{line}"')[1])[0], name
-    assert pages["quickstart.html"].count("<img") >= 4  # what the notebook drew
+    assert pages["quickstart.html"].count("<img") >= 4  # drawn by the notebook
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)

@@ -5,9 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from promptfed.clients.base import Scores
-from promptfed.scoring import average, clustering, per_client, summary
-from promptfed.training import Score
+from promptfed.scoring import Score, Scores, average, clustering, per_client, summary
 
 
 def score(labels: list[int], predictions: list[int], loss: float = 0.0, classes: int = 3) -> Score:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 import promptfed
 from promptfed import methods, models
-from promptfed.clients.host import Message
+from promptfed.clients.messages import Answer
 from promptfed.clients.wire import unpack
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Holdings, Method, State, Update
+from promptfed.method import Method, State
 from promptfed.models import Model
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Holdings, Update
 from promptfed.runs import config as C
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, tiny_federation
@@ -192,9 +193,9 @@ def test_a_second_message_is_remembered_with_everything_else(tmp_path: Path) -> 
 
 
 def test_a_secret_never_leaves_and_enrolment_sees_the_data(tmp_path: Path) -> None:
-    said: list[Message] = []
+    said: list[Answer] = []
     recorder, _ = chatty_run(tmp_path, 2, tap=said.append)
-    blobs: Sequence[bytes] = [blob for _, parts in said for blob in parts]
+    blobs: Sequence[bytes] = [blob for answer in said for blob in answer.blobs]
     assert not any(torch.arange(8.0).numpy().tobytes() in blob for blob in blobs)
     hello = [unpack(blob)[0] for blob in blobs if "labels" in unpack(blob)[0]]
     assert [len(h["labels"]) for h in sorted(hello, key=lambda h: -len(h["labels"]))] == [13, 10, 7, 6, 1]

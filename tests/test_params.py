@@ -139,3 +139,14 @@ def test_mean_agrees_with_numpy_on_many_items() -> None:
     values, weights = g.normal(size=(9, 4)).astype(np.float32), g.integers(1, 50, 9)
     found = P.mean([{"w": torch.from_numpy(v)} for v in values], weights.tolist())["w"]
     np.testing.assert_allclose(found, np.average(values, axis=0, weights=weights), rtol=1e-5, atol=1e-6)
+
+
+def test_names_below_a_name() -> None:
+    held = {"val.3.x": torch.zeros(1), "val.10.x": torch.ones(2), "value": torch.zeros(3), "val.3.y": torch.zeros(4)}
+    assert {name: p.numel() for name, p in P.under(held, "val").items()} == {"3.x": 1, "10.x": 2, "3.y": 4}
+    assert {name: p.numel() for name, p in P.under(held, "val.3").items()} == {"x": 1, "y": 4}
+    assert P.under(P.nested("a.b", held), "a.b") == held
+    assert P.under(P.nested("private", held, "/"), "private", "/") == held
+    assert P.under(held, "nothing") == {}
+    grouped = P.groups(P.under(held, "val"))
+    assert {group: list(parts) for group, parts in grouped.items()} == {"3": ["x", "y"], "10": ["x"]}

@@ -11,7 +11,7 @@ from scipy.stats import kstest, norm
 
 import promptfed
 from promptfed import UserError, methods, models
-from promptfed.clients.host import read_message
+from promptfed.clients.messages import Recipient, Request, Train, read_update
 from promptfed.clients.wire import pack, unpack
 from promptfed.method import FedAvg
 from promptfed.methods import ALIASES, METHODS
@@ -58,9 +58,9 @@ class Counting(FedAvg):
 
 
 def asked(host, down, round=1, clients=(0, 1), score=False):
-    note = {"ask": "train", "clients": list(clients), "blob": [0] * len(clients), "round": round, "score": score}
-    said, blobs = host(note, [pack(down)])
-    return said["clients"], [read_message(blob) for blob in blobs]
+    to = [Recipient(client=client, blob=0) for client in clients]
+    said = host(Request(task=Train(round=round, score=score), clients=to), [pack(down)])
+    return [one.model_dump(exclude_defaults=True) for one in said.results], [read_update(blob) for blob in said.blobs]
 
 
 def trained(path, privacy=None, method=FedAvg, noise_seed=7, round=1, block=1, **settings):

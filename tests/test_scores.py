@@ -7,7 +7,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from client_blocks import MODEL
 from promptfed import training as client_module
 from promptfed.methods import create
-from promptfed.training import Score, Work, evaluate
+from promptfed.scoring import Score, evaluate
+from promptfed.training import Work
 from tiny import CLASSES, arrays, linear, numbers, samples
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.clients.base import Clients, Scores
+from promptfed.clients.base import Clients
 from promptfed.errors import UserError
-from promptfed.method import FedAvg, Method, State, Update
+from promptfed.method import FedAvg, Method, State
 from promptfed.methods import create
 from promptfed.params import Params
+from promptfed.phases import Update
+from promptfed.scoring import Score, Scores
 from promptfed.server import Line, Plan, Recorder, run, sample, screen
-from promptfed.training import Score
 from tiny import linear
 
 MODEL = linear()
@@ -67,9 +68,9 @@ class Fake(Clients):
         updates = [update for update in answers if update is not None]
         return updates[:: self.order], self._scores([u.client for u in updates]) if score else []
 
-    def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
+    def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         value = {client: p["body.w"].tolist() for client, p in sent.items()}
-        self.log.append(("evaluate", round, value, pooled, after_local))
+        self.log.append(("evaluate", as_of - 1, value, pooled, after_local))
         return self._scores(list(sent))
 
     def _scores(self, clients: Sequence[int]) -> list[Scores]:

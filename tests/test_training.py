@@ -12,13 +12,14 @@ from torch import nn
 
 from client_blocks import MODEL, SMALL, WEIGHTS, agree, block_of, run
 from promptfed import training as client_module
+from promptfed.clients.messages import Recipient, Request, Train, TrainResult
 from promptfed.clients.wire import pack
-from promptfed.method import Phase
 from promptfed.methods import create
 from promptfed.models import Model
 from promptfed.models.cnn import cnn
 from promptfed.models.vit import vit
 from promptfed.params import Params
+from promptfed.phases import Phase
 from promptfed.training import Samples, train
 from tiny import BODY, CLASSES, HEAD, IMAGE, PLAIN, ROUND, SEED, arrays, descend, numbers, plan, same, toy_host, work
 
@@ -202,12 +203,16 @@ def test_of_a_client_that_diverged_nothing_is_sent_or_remembered(tmp_path: Path)
     method = create("pfedpt", {**SMALL, "prompt_size": 1})
     host = toy_host(method, tmp_path, (4, 5), block=2)
     broken = {name: p * float("nan") for name, p in MODEL.weights.items()}
-    request = {"ask": "train", "clients": [0, 1], "blob": [0, 1], "round": 1, "score": False}
-    note, blobs = host(request, [pack(broken), pack(MODEL.weights)])
-    assert [("error" in one, one["n"]) for one in note["clients"]] == [(True, 4), (False, 5)]
-    assert "non-finite" in note["clients"][0]["error"]
-    assert blobs[0] == b""
-    assert blobs[1]
+    clients = [Recipient(client=client, blob=client) for client in (0, 1)]
+    request = Request(task=Train(round=1, score=False), clients=clients)
+    answer = host(request, [pack(broken), pack(MODEL.weights)])
+    first, second = answer.results
+    assert isinstance(first, TrainResult)
+    assert isinstance(second, TrainResult)
+    assert (bool(first.error), first.n, bool(second.error), second.n) == (True, 4, False, 5)
+    assert "non-finite" in first.error
+    assert answer.blobs[0] == b""
+    assert answer.blobs[1]
     assert host.store.get(0, 2) == {}
     assert set(host.store.get(1, 2)) == {f"private/prompt.{side}" for side in ("top", "bottom", "left", "right")}
     host.store.close()

@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, FedAvg, Phase
+from promptfed.method import FedAvg
 from promptfed.models.vit import vit
 from promptfed.params import numel
-from promptfed.tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
+from promptfed.phases import Batch, Context, Optimizer, Phase
+from promptfed.tuning import Full, PrivatePrompt, Tuning
+from promptfed.tunings.pixels import PixelPrompt
+from promptfed.tunings.tokens import TokenPrompt
 from tiny import IMAGE, arrays, features, linear, numbers, samples
 
 C, H, W = 2, 7, 10
 MODEL = linear(image=(C, H, W))
 MIDDLE = torch.tensor([0.5, 0.5])
-CTX = Context({}, {}, Phase({}, 1), torch.tensor(1), torch.ones(3))
+CTX = Context({}, {}, None, torch.tensor(1), torch.ones(3))
 
 
 def canvas(tuning: PixelPrompt, noise: Tensor = MIDDLE) -> np.ndarray:

@@ -86,7 +86,15 @@ def toy_host(method: Method, path: Path, sizes: Sequence[int] = (8, 6), block: i
         sites=[SimpleNamespace(train=index, val=nobody, test=nobody) for index in places],
     )
     store = Store(path / "clients")
-    return Host(method, linear(), federation, store, SEED, torch.device("cpu"), block)  # type: ignore[arg-type]
+    return Host(
+        method=method,
+        model=linear(),
+        federation=federation,  # type: ignore[arg-type]
+        store=store,
+        seed=SEED,
+        device=torch.device("cpu"),
+        block=block,
+    )
 
 
 # ---- by hand

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw by themselves: nothing is fetched, when building or when reading."""
+"""Formulas as MathML, which browsers render natively: nothing is downloaded."""
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml

@@ -1,4 +1,4 @@
-"""Docstrings are plain sentences with `names` in backticks: nothing else in them is markup."""
+"""Docstrings are plain sentences with `names` in backticks, without other markup."""
 
 import re
 from typing import Any
@@ -7,8 +7,7 @@ from sphinx.application import Sphinx
 
 
 def escape(line: str) -> str:
-    """Keeps what is between backticks, and takes stars, bars and underscores for what they are. A line that is a call
-    is an example."""
+    """Escape stars, bars and underscores outside backticks. A line that is a call is an example."""
     if re.fullmatch(r"\w+\(.*\)", line.strip()):
         return f"``{line.strip()}``"
     parts = re.split(r"(`[^`]*`)", line.strip())

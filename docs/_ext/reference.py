@@ -1,4 +1,4 @@
-"""The reference of settings and commands, as Markdown, from the models and functions that define them."""
+"""The reference of settings and commands as Markdown, generated from the models and functions that define them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HIDDEN = ("tuning", "inner")  # chosen by the method's name, not set
 
 
 def in_words(annotation: Any) -> str:
-    """What a setting takes, for people."""
+    """A setting's type, for readers."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if annotation in _WORDS:
         return _WORDS[annotation]
@@ -52,7 +52,7 @@ def in_words(annotation: Any) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """The type and its range."""
+    """A setting's type and range."""
     bounds = [
         f"{sign}\N{NO-BREAK SPACE}{value}"
         for item in field.metadata
@@ -65,12 +65,12 @@ def allowed(field: FieldInfo) -> str:
 def default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
-        return "must be given"
+        return "required"
     return "none" if value is None else f"`{json.dumps(value)}`"
 
 
 def settings(fields: Fields) -> str:
-    """A table of them."""
+    """A table of the settings."""
     rows = [
         (f"`{key}`", default(field), allowed(field), field.description or "")
         for key, field in fields.items()
@@ -100,7 +100,7 @@ def configuration() -> str:
 
 
 def all_methods() -> str:
-    parts = ["### Every method", "Others may have other defaults, which their own tables below show."]
+    parts = ["### Every method", "Methods may override these defaults, as shown in their tables below."]
     parts.append(settings(Method.model_fields))
     for name in methods.METHODS:
         parts += [f"### `{name}`", method(name)]
@@ -115,7 +115,7 @@ def all_methods() -> str:
 
 
 def method(name: str) -> str:
-    """What a method has besides, or otherwise than, the settings of all methods."""
+    """A method's description, and its settings that differ from those of all methods."""
     made = methods.create(name)
     own = special(name)
     paper = f" ({made.paper})" if made.paper else ""
@@ -124,7 +124,7 @@ def method(name: str) -> str:
 
 
 def _what(kind: type[Method]) -> str:
-    """One sentence: the head of the method's own file."""
+    """The first paragraph of the docstring of the method's module."""
     shared = kind.__module__ == Method.__module__
     return _about(kind if shared else sys.modules[kind.__module__]).split("\n\n")[0]
 
@@ -166,7 +166,7 @@ def command_line() -> str:
 
 
 def functions(app: Typer, before: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The words of each command and the function behind it, those of groups included."""
+    """The words and the function of each command, including those of groups."""
     for command in app.registered_commands:
         assert command.callback is not None
         yield (*before, command.name or command.callback.__name__.replace("_", "-")), command.callback
@@ -190,9 +190,9 @@ def _command(words: tuple[str, ...], function: Any) -> tuple[str, ...]:
 
 def _row(kind: Any, info: ArgumentInfo | OptionInfo, value: Any) -> tuple[str, str, str, str]:
     repeated = get_origin(_given(kind)) is list
-    takes = "" if kind is bool else _type_name(kind) + ", several times" * repeated
+    takes = "" if kind is bool else _type_name(kind) + ", repeatable" * repeated
     if isinstance(info, OptionInfo):
-        flags = (info.default, *(info.param_decls or ()))  # typer takes the first flag for a default
+        flags = (info.default, *(info.param_decls or ()))  # typer takes the first flag as the default
         name = ", ".join(f"`{flag}`" for flag in flags if str(flag).startswith("--"))
     else:
         name = " ".join(f"`{word}`" for word in re.findall(r"\[[^]]*\]\S*|\S+", info.metavar or "WHAT"))
@@ -201,12 +201,12 @@ def _row(kind: Any, info: ArgumentInfo | OptionInfo, value: Any) -> tuple[str, s
     ]
     shown = "" if value in (None, "", False) else f"`{value}`"
     if value is inspect.Parameter.empty:
-        shown = "must be given"
+        shown = "required"
     return name, ", ".join([takes, *bounds]).lstrip(", "), shown, info.help or ""
 
 
 def _given(kind: Any) -> Any:
-    """The type without its none."""
+    """The type without None."""
     parts = [part for part in get_args(kind) if part is not NoneType]
     return parts[0] if get_origin(kind) in (Union, UnionType) else kind
 
@@ -240,7 +240,7 @@ def preset_list() -> str:
 
 
 class Generated(SphinxDirective):
-    """Markdown that is made when the page is read."""
+    """Markdown that is generated when the page is read."""
 
     has_content = False
     optional_arguments = 1

@@ -1,8 +1,8 @@
 """Links from the text to lines of the code.
 
-A link to a file of the package, [`Sgpt.loss`](../../src/promptfed/methods/sgpt.py), opens that file where the Markdown
-is read as it is. On the site it opens a page of the source at the line where the name in its text is defined. A name
-that the file does not define is a warning, and so fails the build.
+In plain Markdown, a link such as [`Sgpt.loss`](../../src/promptfed/methods/sgpt.py) opens the file. On the site it
+opens a page with the source, at the line that defines the name. A name that the file does not define is a warning,
+which fails the build.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def definitions(path: Path) -> dict[str, int]:
-    """Qualified names of classes, functions and assigned names in a file, with their lines."""
+    """Lines of classes, functions and assigned names in a file, by qualified name."""
     return dict(_defined(ast.parse(path.read_text()).body, ""))
 
 
@@ -70,7 +70,7 @@ def page(path: Path) -> str:
 
 
 def pages(env: Any) -> set[str]:
-    """Those that something links to."""
+    """Source pages that some page links to."""
     if not hasattr(env, "source_pages"):
         env.source_pages = set()
     found: set[str] = env.source_pages

@@ -8,14 +8,17 @@ if TYPE_CHECKING:
     from .data import Dataset, DatasetConfig, Federation, Partition, federate
     from .data import load as load_dataset
     from .errors import UserError
-    from .method import Batch, Context, FedAvg, Method, Phase, State, Update
+    from .method import FedAvg, Method, State
     from .models import Model
     from .params import Params
+    from .phases import Batch, Context, Optimizer, Phase, Update
     from .runs.api import Result, run
     from .runs.comparison import compare
     from .serving import Predictions, Predictor, export, load
     from .serving.joining import join
-    from .tuning import Full, Optimizer, PixelPrompt, PrivatePrompt, TokenPrompt, Tuning
+    from .tuning import Full, PrivatePrompt, Tuning
+    from .tunings.pixels import PixelPrompt
+    from .tunings.tokens import TokenPrompt
 else:
     __getattr__ = lazy.names(
         __name__,
@@ -25,12 +28,15 @@ else:
             **dict.fromkeys(("Dataset", "DatasetConfig", "Federation", "Partition", "federate"), ".data"),
             "load_dataset": ".data:load",
             "UserError": ".errors",
-            **dict.fromkeys(("Batch", "Context", "FedAvg", "Method", "Phase", "State", "Update"), ".method"),
+            **dict.fromkeys(("FedAvg", "Method", "State"), ".method"),
             "Model": ".models",
             "Params": ".params",
+            **dict.fromkeys(("Batch", "Context", "Optimizer", "Phase", "Update"), ".phases"),
             **dict.fromkeys(("Predictions", "Predictor", "export", "load"), ".serving"),
             "join": ".serving.joining",
-            **dict.fromkeys(("Full", "Optimizer", "PixelPrompt", "PrivatePrompt", "TokenPrompt", "Tuning"), ".tuning"),
+            **dict.fromkeys(("Full", "PrivatePrompt", "Tuning"), ".tuning"),
+            "PixelPrompt": ".tunings.pixels",
+            "TokenPrompt": ".tunings.tokens",
         },
     )
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,114 +14,11 @@ from . import params as P
 from .errors import UserError
 from .models import Model
 from .params import Params
-from .tuning import Full, Optimizer, Tuning, Wrapper
+from .phases import Batch, Context, Holdings, Optimizer, Phase, Update
+from .tuning import Full, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
 ONCE = "once."  # how the names begin of what travels once
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One block of local training: which roles move, with which optimiser, for how long."""
-
-    train: Mapping[str, Optimizer]  # role -> optimiser
-    batch_size: int
-    epochs: int = 0
-    steps: int = 0  # in place of epochs
-    name: str = "train"
-    plain: bool = False  # plain cross-entropy in place of the method's own loss
-
-    def also(self, role: str, optimizer: Optimizer) -> Phase:
-        return replace(self, train={**self.train, role: optimizer})
-
-    def like(self, **changes: Any) -> Phase:
-        return replace(self, **{"steps": 0, **changes})
-
-    def slower(self, factor: float) -> Phase:
-        """The same at learning rates times this factor."""
-        return replace(self, train={role: o.model_copy(update={"lr": o.lr * factor}) for role, o in self.train.items()})
-
-
-class Batch(NamedTuple):
-    """Samples of ONE client. A tuple, so that vmap can take a stack of them apart."""
-
-    x: Tensor  # (B, C, H, W), normalised
-    y: Tensor  # (B,)
-    weight: Tensor | None  # (B,) 1 for a sample, 0 for padding; None where all are samples
-    noise: Tensor  # (2,) uniform numbers of this batch, for tunings that draw
-    extra: Params  # what sample_constants() gave for these samples
-    # What the tuning's frozen() gave for them; x is empty (B, 0) then.
-    frozen: Params = {}  # noqa: RUF012 - never written to
-    tokens: Tensor | None = None  # (T, width), set by a token prompt for the tuning that it wraps
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean of (B,) values over the samples, leaving padding out."""
-        if self.weight is None:
-            return values.mean()
-        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
-
-    def half(self, which: Literal[0, 1]) -> Batch:
-        """The even or the odd samples. A batch of one sample is both its halves."""
-        if len(self.y) < 2:
-            return self
-        # In a padded batch the odd half may be all padding: then the even samples stand in for it.
-        lone = None if self.weight is None or which == 0 else self.weight[1::2].sum() == 0
-
-        def cut(v: Tensor) -> Tensor:
-            part = v[which::2]
-            return part if lone is None else torch.where(lone, v[: 2 * len(part) : 2], part)
-
-        weight = None if self.weight is None else cut(self.weight)
-        extra = {name: cut(v) for name, v in self.extra.items()}
-        frozen = {name: cut(v) for name, v in self.frozen.items()}
-        return self._replace(x=cut(self.x), y=cut(self.y), weight=weight, extra=extra, frozen=frozen)
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a loss may look at besides parameters and batch; of ONE client."""
-
-    down: Params  # as received this round
-    memory: Params  # what the client remembered of earlier rounds (empty the first time)
-    phase: Phase
-    n: Tensor  # () number of training samples
-    label_counts: Tensor  # (classes,) of the training samples
-    reference: Params = field(default_factory=dict)  # what client_constants() gave for this phase
-    stats: Params = field(default_factory=dict)  # summed so far in this round; nothing before the first step
-    # What was sent `once` and kept by the client. In a loss it must be the same for all clients: a block shares it.
-    once: Params = field(default_factory=dict)
-    private: Params = field(default_factory=dict)  # all that the client keeps to itself; not in a loss
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What a client may look at when it first meets the server."""
-
-    train: Callable[[], Iterator[Batch]]  # its samples in batches, in order
-    val: Callable[[], Iterator[Batch]]
-    label_counts: Tensor  # (classes,) of the training samples
-    private: Params  # what secrets() made
-
-
-@dataclass(frozen=True)
-class Update:
-    """A client's answer to a round."""
-
-    client: int
-    sent: Params  # what it had received
-    up: Params
-    n: int
-    stats: Params = field(default_factory=dict)
-    loss: float | None = 0.0  # none: it is not told
-    passes: int = 0  # samples drawn in training
-    bytes_down: int = 0
-    bytes_up: int = 0
-    error: str = ""  # why it must not be used
-    moved: Mapping[str, float] = field(default_factory=dict)  # role -> L2 change in training, where that is recorded
-
-    @property
-    def delta(self) -> Params:
-        return {name: p - self.sent[name] for name, p in self.up.items()}
 
 
 class Method(BaseModel):

@@ -15,6 +15,26 @@ def pick(params: Params, globs: Iterable[str]) -> Params:
     return {name: p for name, p in params.items() if any(fnmatchcase(name, g) for g in patterns)}
 
 
+def under(params: Params, name: str, sep: str = ".") -> Params:
+    """The entries below a name, with it removed: under({"val.x": a, "w": b}, "val") is {"x": a}."""
+    prefix = name + sep
+    return {key.removeprefix(prefix): p for key, p in params.items() if key.startswith(prefix)}
+
+
+def nested(name: str, params: Params, sep: str = ".") -> Params:
+    """The inverse of under(): all entries, below a name."""
+    return {f"{name}{sep}{key}": p for key, p in params.items()}
+
+
+def groups(params: Params) -> dict[str, Params]:
+    """{"3.x": a, "3.y": b} -> {"3": {"x": a, "y": b}}"""
+    found: dict[str, Params] = {}
+    for key, p in params.items():
+        group, _, rest = key.partition(".")
+        found.setdefault(group, {})[rest] = p
+    return found
+
+
 def mean(items: Sequence[Params], weights: Sequence[float]) -> Params:
     """Weighted mean; the weights need not sum to one."""
     total = float(sum(weights))

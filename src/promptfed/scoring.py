@@ -1,14 +1,74 @@
-"""From the clients' scores to the numbers of a table."""
+"""Scores of models, and the numbers of a table made of them."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import linear_sum_assignment
 
-from .clients.base import Scores
-from .training import Score
+from .method import Method
+from .models import Model
+from .params import Params
+from .training import Samples, Work, chunks, context
+
+
+@dataclass(frozen=True)
+class Score:
+    """Predictions against labels, as counts that can be added up."""
+
+    n: int
+    loss: float  # summed
+    tp: np.ndarray  # (classes,) each
+    fp: np.ndarray
+    fn: np.ndarray
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.n + other.n, self.loss + other.loss, self.tp + other.tp, self.fp + other.fp, self.fn + other.fn
+        )
+
+    @property
+    def accuracy(self) -> float | None:
+        return float(self.tp.sum() / self.n) if self.n else None
+
+    @property
+    def macro_f1(self) -> float | None:
+        """Mean F1 over the classes that occur in labels or predictions."""
+        seen = self.tp + self.fp + self.fn > 0
+        if not seen.any():
+            return None
+        return float((2 * self.tp[seen] / (2 * self.tp + self.fp + self.fn)[seen]).mean())
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How one client's model does: on its own validation and test data, and on everybody's test data where known."""
+
+    client: int
+    parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
+    passes: int = 0  # samples drawn to adapt the model before it was scored
+    groups: np.ndarray | None = None  # (groups, domains) test samples, where the method has groups
+
+
+def evaluate(method: Method, model: Model, work: Work, params: Params, samples: Samples) -> Score:
+    """How well these parameters do on these samples; `work` says whose they are."""
+    classes = model.classes
+    ctx = context(work, model)
+    confusion = torch.zeros(classes, classes, dtype=torch.int64)  # label, prediction
+    loss = 0.0
+    with torch.no_grad():
+        for batch in chunks(samples):
+            logits = method.tuning.logits(model, params, batch, ctx)
+            loss += float(torch.nn.functional.cross_entropy(logits, batch.y, reduction="sum"))
+            cells = batch.y * classes + logits.argmax(1)
+            confusion += torch.bincount(cells, minlength=classes**2).reshape(classes, classes).cpu()
+    tp = confusion.diagonal()
+    return Score(len(samples), loss, tp.numpy(), (confusion.sum(0) - tp).numpy(), (confusion.sum(1) - tp).numpy())
 
 
 def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str, Any]:

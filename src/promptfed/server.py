@@ -13,11 +13,13 @@ from torch import Tensor
 
 from . import params as P
 from . import scoring
-from .clients.base import Clients, Notice, Scores
+from .clients.base import Clients, Notice
 from .errors import UserError
-from .method import Method, State, Update, split_once
+from .method import Method, State, split_once
 from .models import Model
 from .params import Params
+from .phases import Update
+from .scoring import Scores
 from .seeding import rng
 
 Line = dict[str, Any]  # what is recorded of a round
@@ -99,14 +101,16 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
             begun = time.perf_counter()
             served = {client: method.down(state, client) for client in plan.serve(method, clients.ids(), round)}
             wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
-            scores = clients.evaluate(served, round, wide and method.personal, after_local=False)
+            scores = clients.evaluate(served, as_of=round + 1, pooled=wide and method.personal, after_local=False)
             stages = {"aggregated": scores, "after_local": trained}
             if plan.after_local == "all" and round == plan.rounds:
                 able = {client: down for client, down in served.items() if client in there}
-                stages["after_local_all"] = clients.evaluate(able, round, wide, after_local=True)
+                stages["after_local_all"] = clients.evaluate(able, as_of=round + 1, pooled=wide, after_local=True)
             common = method.common(state)
             if common is not None:
-                stages["common"] = clients.evaluate(dict.fromkeys(served, common), round, False, after_local=False)
+                stages["common"] = clients.evaluate(
+                    dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
+                )
             for stage, found in stages.items():
                 one_model = stage == "common" or (stage == "aggregated" and not method.personal)
                 for new in (False, True):

@@ -22,8 +22,9 @@ import torch
 from . import methods, models
 from . import params as P
 from .clients.base import Clients
-from .clients.host import Host, Message, read_message
+from .clients.host import Host
 from .clients.local import LocalClients
+from .clients.messages import Answer, Ask, Request, read_update
 from .clients.store import Store
 from .clients.wire import unpack
 from .data import Dataset, Federation, Site
@@ -37,7 +38,6 @@ from .training import Work, train
 
 SIZES = (13, 7, 10, 1, 6)  # training samples: unequal, one client with a single one
 NAMES = ("circle", "square", "star", "ring")
-Answer = Callable[[dict[str, Any], list[bytes]], Message]
 LONER, BLIND = 3, 4  # the client with one sample, the one without validation and test data
 
 
@@ -114,16 +114,24 @@ class Case:
         self,
         block: int = 1,
         folder: Path | None = None,
-        tap: Callable[[Message], None] | None = None,
+        tap: Callable[[Answer], None] | None = None,
         frozen_bytes: float = 1e9,
     ) -> Iterator[tuple[Clients, Host]]:
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(folder or Path(scratch))
-            device = torch.device("cpu")
-            host = Host(self.method, self.model, self.federation, store, self.seed, device, block, frozen_bytes)
+            host = Host(
+                method=self.method,
+                model=self.model,
+                federation=self.federation,
+                store=store,
+                seed=self.seed,
+                device=torch.device("cpu"),
+                block=block,
+                frozen_bytes=frozen_bytes,
+            )
 
-            def answer(note: dict[str, Any], blobs: list[bytes]) -> Message:
-                said = host(note, blobs)
+            def answer(request: Request, blobs: list[bytes]) -> Answer:
+                said = host(request, blobs)
                 if tap:
                     tap(said)
                 return said
@@ -131,7 +139,7 @@ class Case:
             yield self.engine(host, answer), host
             store.close()
 
-    def engine(self, host: Host, answer: Answer) -> Clients:
+    def engine(self, host: Host, answer: Ask) -> Clients:
         """Clients that answer so: on this machine. Another engine is checked by another kind of case."""
         sizes = {i: len(site.train) for i, site in enumerate(self.federation.sites)}
         return LocalClients(sizes, [answer], host.block)
@@ -146,10 +154,10 @@ class Case:
     @cached_property
     def whole(self) -> Whole:
         with tempfile.TemporaryDirectory() as folder:
-            said: list[Message] = []
+            said: list[Answer] = []
             recorder = self.run(folder=Path(folder), tap=said.append)
             store = Store(Path(folder))
-            states = [store.get(client, before=99) for client in range(len(self.federation.sites))]
+            states = [store.get(client, as_of=99) for client in range(len(self.federation.sites))]
             store.close()
         return Whole(recorder, said, [value for state in states for value in private_values(state)])
 
@@ -159,7 +167,7 @@ class Whole:
     """A run that several checks look at: its record, all that clients said, and the private values they ended with."""
 
     recorder: Memory
-    said: list[Message]
+    said: list[Answer]
     kept: list[bytes]
 
 
@@ -235,18 +243,18 @@ def check_private(case: Case) -> None:
     shared = set(case.method.shared(case.init))
     if len(shared) < len(case.init):
         assert kept, "the method keeps parameters private but remembers none"
-    blobs = [blob for _, parts in said for blob in parts]
+    blobs = [blob for answer in said for blob in answer.blobs]
     for blob in blobs:
-        up, _ = read_message(blob)
+        up, _ = read_update(blob)
         assert set(up) <= shared, f"{set(up) - shared} went up"
         for value in kept:
             assert value not in blob, "a private value was found in a message"
-    notes = repr([note for note, _ in said])
+    notes = repr([answer.results for answer in said])
     assert "private" not in notes
     for line in recorder.lines:
         declared = P.numel(case.method.shared(case.init)) * line["bytes"]["clients"]
         assert line["bytes"]["parameters_up"] == declared, "more or less goes up than the shared parameters"
-    sent = [unpack(blob)[0] for _, parts in said for blob in parts]
+    sent = [unpack(blob)[0] for blob in blobs]
     assert sum(map(P.nbytes, sent)) <= sum(map(len, blobs)) <= sum(map(P.nbytes, sent)) + 20_000 * len(blobs)
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from . import params as P
-from .method import Batch, Context, Method, Phase
+from .method import Method
 from .models import Model
 from .params import Params
+from .phases import Batch, Context, Optimizer, Phase
 from .seeding import rng
-from .tuning import Optimizer
 
 _Fields = tuple[Tensor, Tensor, Tensor | None, Tensor, Params, Params]  # of a Batch, but for its tokens
 
@@ -254,7 +254,7 @@ def _prepare(method: Method, model: Model, block: Sequence[Work], params: list[P
     parts: list[Params] = []
     with torch.no_grad():
         for work, p in zip(block, params, strict=True):
-            ctx = context(work, phase, model)
+            ctx = context(work, model, phase)
             for batch in chunks(work.samples):
                 parts.append(method.sample_constants(model, p, batch, ctx))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
@@ -265,7 +265,7 @@ def _refer(method: Method, model: Model, block: Sequence[Work], params: list[Par
         return [{} for _ in block]
     with torch.no_grad():
         return [
-            method.client_constants(model, p, context(work, phase, model))
+            method.client_constants(model, p, context(work, model, phase))
             for work, p in zip(block, params, strict=True)
         ]
 
@@ -282,7 +282,7 @@ def _take(values: Params, at: Tensor | slice) -> Params:
     return {name: v[at] for name, v in values.items()}
 
 
-def context(work: Work, phase: Phase, model: Model, stats: Params | None = None) -> Context:
+def context(work: Work, model: Model, phase: Phase | None = None, stats: Params | None = None) -> Context:
     n = torch.tensor(len(work.samples), device=work.samples.y.device)
     counts = label_counts(work.samples, model.classes)
     return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private)
@@ -309,47 +309,3 @@ def _optimizer(o: Optimizer, tensors: list[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(tensors, o.lr, o.momentum, weight_decay=o.weight_decay, foreach=True)
     kind = torch.optim.Adam if o.kind == "adam" else torch.optim.AdamW
     return kind(tensors, o.lr, weight_decay=o.weight_decay, foreach=True)
-
-
-@dataclass(frozen=True)
-class Score:
-    """Predictions against labels, as counts that can be added up."""
-
-    n: int
-    loss: float  # summed
-    tp: np.ndarray  # (classes,) each
-    fp: np.ndarray
-    fn: np.ndarray
-
-    def __add__(self, other: Score) -> Score:
-        return Score(
-            self.n + other.n, self.loss + other.loss, self.tp + other.tp, self.fp + other.fp, self.fn + other.fn
-        )
-
-    @property
-    def accuracy(self) -> float | None:
-        return float(self.tp.sum() / self.n) if self.n else None
-
-    @property
-    def macro_f1(self) -> float | None:
-        """Mean F1 over the classes that occur in labels or predictions."""
-        seen = self.tp + self.fp + self.fn > 0
-        if not seen.any():
-            return None
-        return float((2 * self.tp[seen] / (2 * self.tp + self.fp + self.fn)[seen]).mean())
-
-
-def evaluate(method: Method, model: Model, work: Work, params: Params, samples: Samples) -> Score:
-    """How well these parameters do on these samples; `work` says whose they are."""
-    classes = model.classes
-    ctx = context(work, Phase({}, 1, name="evaluate"), model)
-    confusion = torch.zeros(classes, classes, dtype=torch.int64)  # label, prediction
-    loss = 0.0
-    with torch.no_grad():
-        for batch in chunks(samples):
-            logits = method.tuning.logits(model, params, batch, ctx)
-            loss += float(torch.nn.functional.cross_entropy(logits, batch.y, reduction="sum"))
-            cells = batch.y * classes + logits.argmax(1)
-            confusion += torch.bincount(cells, minlength=classes**2).reshape(classes, classes).cpu()
-    tp = confusion.diagonal()
-    return Score(len(samples), loss, tp.numpy(), (confusion.sum(0) - tp).numpy(), (confusion.sum(1) - tp).numpy())

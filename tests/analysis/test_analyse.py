@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 import typer
 from analysed import read
 from typer.testing import CliRunner
@@ -14,8 +13,6 @@ from promptfed import UserError
 from promptfed.analysis import ANALYSES, make
 from promptfed.analysis.opened import Opened
 from promptfed.cli.analyse import analyse
-from promptfed.method import Phase
-from promptfed.training import context
 
 
 @pytest.mark.parametrize(
@@ -71,15 +68,10 @@ def test_the_command(finished, tmp_path):
 
 
 def test_contexts_are_of_evaluation(finished):
-    """SGPT's features depend on the phase: analyses must see those of an evaluation."""
+    """Outside of training there is no phase."""
     opened = Opened(finished("sgpt"))
-    work, params = opened.own(0)
+    work, _ = opened.own(0)
     samples = opened.host.samples(opened.federation.sites[0].test)
-    batch, ctx = next(opened.batches(work, samples))
-    assert ctx.phase.name == "evaluate"
-    other = context(work, Phase({"body": opened.method.sgd()}, 1), opened.model)
-    tuning = opened.method.tuning
-    assert not torch.equal(
-        tuning.features(opened.model, params, batch, ctx), tuning.features(opened.model, params, batch, other)
-    )
+    _, ctx = next(opened.batches(work, samples))
+    assert ctx.phase is None
     opened.close()

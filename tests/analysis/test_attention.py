@@ -10,8 +10,8 @@ from promptfed import UserError, models
 from promptfed.analysis import Options
 from promptfed.analysis.attention import attention_map, different, grad_cam, look
 from promptfed.analysis.opened import Opened
-from promptfed.method import Batch
 from promptfed.models.base import Model
+from promptfed.phases import Batch
 from promptfed.tuning import Full
 
 

@@ -12,8 +12,9 @@ from promptfed import UserError
 from promptfed.analysis import Options
 from promptfed.analysis.opened import Bare, Opened, cosine, some, unprompted
 from promptfed.methods import create
-from promptfed.training import evaluate
-from promptfed.tuning import Full, HeadOnly, PixelPrompt
+from promptfed.scoring import evaluate
+from promptfed.tuning import Full, HeadOnly
+from promptfed.tunings.pixels import PixelPrompt
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed import Batch, Context, Phase, methods, models
+from promptfed import Batch, Context, methods, models
 from promptfed.clients.frozen import FrozenValues
 from promptfed.data import cache
+from promptfed.data.images import Resize
 from promptfed.models.pretrained.preprocess import Preprocess
 from promptfed.testing import Case, equal, tiny_federation
-from promptfed.tuning import HeadOnly, Tokens
+from promptfed.tuning import HeadOnly
+from promptfed.tunings.tokens import Tokens
 
 CPU = torch.device("cpu")
 
@@ -63,7 +65,7 @@ def test_other_weights_or_normalisation_are_another_entry(data, model):
     new = FrozenValues(HeadOnly(), other, data, CPU, 1e9)(index)["features"]
     assert not torch.allclose(old, new)
     torch.testing.assert_close(new, other.features(other.weights, normalised(data, index)), rtol=1e-5, atol=1e-6)
-    model.preprocess = Preprocess((16, 16), None, "bilinear", (0.4,) * 3, (0.3,) * 3)
+    model.preprocess = Preprocess(Resize((16, 16)), (0.4,) * 3, (0.3,) * 3)
     rescaled = FrozenValues(HeadOnly(), model, data, CPU, 1e9)(index)["features"]
     assert not torch.allclose(old, rescaled)
 
@@ -103,7 +105,7 @@ def test_a_frozen_prefix_gives_the_same_features(data, model, mode):
     index = np.arange(4)
     x, y = normalised(data, index), torch.from_numpy(data.labels[index])
     frozen = FrozenValues(tuning, model, data, CPU, 1e9)(index)
-    ctx = Context({}, {}, Phase({}, 1), torch.tensor(4), torch.zeros(4))
+    ctx = Context({}, {}, None, torch.tensor(4), torch.zeros(4))
     cut = tuning.features(model, params, Batch(x[:, :0], y, None, torch.zeros(2), {}, frozen), ctx)
     prompts = {i: params[f"tokens.{i}"] for i in (3, 5)}
     whole = model.features(model.weights, x, prompts, mode)
@@ -158,7 +160,7 @@ def test_tokens_within_a_private_prompt_go_through_all_layers(data, model):
     tuning = methods.create("fedavg+vpt+st", {"layers": (3, 5), "tokens": 2, "prompt_tokens": 1}).tuning
     params = tuning.init(model, 0)
     x = normalised(data, np.arange(4))
-    ctx = Context({}, {}, Phase({}, 1), torch.tensor(4), torch.zeros(4))
+    ctx = Context({}, {}, None, torch.tensor(4), torch.zeros(4))
     batch = Batch(x, torch.zeros(4, dtype=torch.long), None, torch.zeros(2), {}, {})
     prompts = {0: params["prompt.tokens"], 3: params["tokens.3"], 5: params["tokens.5"]}
     expected = model.features(model.weights, x, prompts, "deep")

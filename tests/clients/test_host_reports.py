@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from client_blocks import MODEL, WEIGHTS, block_of, run
-from promptfed.method import Batch, Context, Method, Phase
+from promptfed.method import Method
 from promptfed.methods import create
 from promptfed.models import Model
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Phase
 from promptfed.training import Work
 from tiny import (
     BODY,

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import promptfed
+from limits import HANG
 from promptfed import UserError
 from promptfed.clients.local import LocalClients
+from promptfed.clients.messages import Enroll, Recipient, Request, Train
 from promptfed.clients.wire import unpack
 from promptfed.clients.workers import Worker, write_frame
 from promptfed.runs import build
@@ -108,12 +110,12 @@ def test_a_diverged_client_keeps_what_it_knew(tmp_path):
     with case.clients() as (clients, host):
         state = begun(case)
         clients.train({0: state}, 1, score=False)
-        known = host.store.get(0, before=2)
+        known = host.store.get(0, as_of=2)
         broken = {name: torch.full_like(p, float("nan")) for name, p in state.items()}
         updates, _ = clients.train({0: broken}, 2, score=False)
         assert updates[0].error
         assert not updates[0].up
-        assert equal(host.store.get(0, before=3), known)
+        assert equal(host.store.get(0, as_of=3), known)
 
 
 def test_everyone_diverging_leaves_the_state_as_it_was(tmp_path):
@@ -149,8 +151,9 @@ def test_an_error_in_a_worker_reaches_the_caller_with_its_traceback(tmp_path):
     parts.federation.save(tmp_path / "partition.json")
     clients = build.clients(parts, tmp_path)
     try:
-        with pytest.raises(RuntimeError, match="KeyError"):
-            clients._hosts.get()({"ask": "train"}, [])
+        nobody = [Recipient(client=99, blob=0)]
+        with pytest.raises(RuntimeError, match="IndexError"):
+            clients._hosts.get()(Request(task=Train(round=1, score=False), clients=nobody), [b""])
     finally:
         clients.close()
 
@@ -248,10 +251,10 @@ def test_a_worker_is_interrupted_by_nothing_and_ends_with_its_parent():
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)
     with pytest.raises(RuntimeError, match="KeyError: 'config'"):  # it has lived to answer that this is no host
-        worker({}, [])
+        worker(Request(task=Enroll(), clients=[]), [])
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=HANG) == 0
 
 
 def test_a_worker_without_a_parent_has_nothing_to_say():
@@ -261,6 +264,6 @@ def test_a_worker_without_a_parent_has_nothing_to_say():
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.close()
-    write_frame(process.stdin, {"path": sys.path}, [])
-    write_frame(process.stdin, {}, [])
-    assert process.communicate(timeout=60)[1] == b""
+    write_frame(process.stdin, json.dumps({"path": sys.path}).encode())
+    write_frame(process.stdin, b"{}")
+    assert process.communicate(timeout=HANG)[1] == b""

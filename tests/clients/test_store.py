@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from limits import HANG
 from promptfed.clients.store import Store
 from promptfed.errors import UserError
 from promptfed.params import Params
@@ -137,7 +138,7 @@ for round in range(1, 16):
 def test_two_processes_write_at_once(tmp_path: Path, store: Store) -> None:
     store.put(1, {99: value(99)})
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "clients"), str(i)]) for i in (0, 1)]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=HANG) for writer in writers] == [0, 0]
     # What they wrote is seen by a process that had the store open all along.
     for client in range(20):
         assert store.get(client, 16)["w"].item() == client * 100 + 15

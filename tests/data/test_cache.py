@@ -27,7 +27,7 @@ def entries(folder: Path) -> list[str]:
 def test_decoded_once(pictures: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DatasetConfig(name=str(pictures))
     first = load(config)
-    monkeypatch.setattr(module.images, "pixels", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(module, "pixels", lambda *_: pytest.fail("decoded again"))
     again = load(config)
     assert again.path == first.path
     assert again.fingerprint == first.fingerprint

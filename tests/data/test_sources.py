@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from promptfed.data import CATALOGUE, DatasetConfig, load
-from promptfed.data.images import pixels
+from promptfed.data.images import Resize, pixels
 from promptfed.data.sources import Source
 from promptfed.errors import UserError
 
@@ -297,7 +297,7 @@ def test_keep_and_rename() -> None:
     ],
 )
 def test_every_kind_of_image_becomes_bytes(image: Image.Image, expected: list[int] | None) -> None:
-    colour, grey = pixels(image, 3, None), pixels(image, 1, 2)
+    colour, grey = pixels(image, 3, None), pixels(image, 1, Resize((2, 2)))
     assert (colour.dtype, colour.shape, grey.shape) == (np.uint8, (3, 4, 4), (1, 2, 2))
     assert expected is None or colour[:, 0, 0].tolist() == expected
 
@@ -305,4 +305,4 @@ def test_every_kind_of_image_becomes_bytes(image: Image.Image, expected: list[in
 def test_photos_are_cropped_to_the_centre() -> None:
     wide = Image.new("RGB", (30, 10), "black")
     wide.paste("white", (10, 0, 20, 10))
-    assert pixels(wide, 1, 10).min() == 255
+    assert pixels(wide, 1, Resize((10, 10))).min() == 255

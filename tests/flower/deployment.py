@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from limits import HANG
 from promptfed.clients.local import LocalClients
 from promptfed.flower import certificates
 from promptfed.flower.site import Place
@@ -20,8 +21,6 @@ from promptfed.runs import record
 from promptfed.server import Plan, run
 from promptfed.testing import Memory
 from site_folders import consortium, site
-
-LONG = 600  # seconds after which a test gives up: the machine may be busy
 
 
 def free_port():
@@ -44,7 +43,7 @@ class Process:
 
     def wait_for(self, pattern, times=1):
         """Until it has said so; -> how often it has."""
-        until = time.monotonic() + LONG
+        until = time.monotonic() + HANG
         while len(found := re.findall(pattern, self.said())) < times:
             assert self.popen.poll() is None or re.search(pattern, self.said()), self.said()[-3000:]
             assert time.monotonic() < until, f"no {pattern} in {self.said()[-3000:]}"
@@ -57,7 +56,7 @@ class Process:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(30)
+        self.popen.wait(HANG)
 
     def end(self):
         if self.popen.poll() is None:
@@ -72,18 +71,22 @@ class Process:
 FAULTY = """
 import sys, time
 import torch
+from dataclasses import replace
 from pathlib import Path
-from promptfed import sites, wire
-true = sites.SiteHost.__call__
-def edit(blob, change):
-    params, note = wire.unpack(blob)
-    return wire.pack({{name: change(p) if name.startswith("up/") else p for name, p in params.items()}}, note)
-def answer(self, note, blobs):
+from promptfed.clients import wire
+from promptfed.flower import site
+true = site.SiteHost.__call__
+def edited(answer, change):
+    params, note = wire.unpack(answer.blobs[0])
+    changed = {{name: change(p) if name.startswith("up/") else p for name, p in params.items()}}
+    return replace(answer, blobs=[wire.pack(changed, note)])
+def answer(self, request, blobs):
+    task = request.task
 {body}
-    return true(self, note, blobs)
-sites.SiteHost.__call__ = answer
+    return true(self, request, blobs)
+site.SiteHost.__call__ = answer
 from promptfed.flower import node as flower_node
-flower_node.run(sites.Place.open(Path(sys.argv[1])), len(sys.argv) > 2)
+flower_node.run(site.Place.open(Path(sys.argv[1])), len(sys.argv) > 2)
 """
 
 
@@ -113,7 +116,7 @@ class Deployment:
 
     def link(self):
         process = self.start("link", "link", self.server, *self.flag())
-        until = time.monotonic() + LONG
+        until = time.monotonic() + HANG
         while True:
             with socket.socket() as attempt:
                 if attempt.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -156,7 +159,7 @@ class Deployment:
         try:
             yield found
         finally:
-            thread.join(LONG)
+            thread.join(HANG)
         assert not thread.is_alive()
 
     def change(self, **settings):
@@ -189,8 +192,8 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
     for client, (place, part) in enumerate(zip(places, parts, strict=True)):
         hosts.append(Place(folder / f"site{client}", place.settings, place.config).host("reference", part))
 
-    def ask(note, blobs):
-        return hosts[note["clients"][0]](note, blobs)
+    def ask(request, blobs):
+        return hosts[request.clients[0].client](request, blobs)
 
     class Some(LocalClients):
         def train(self, sent, round, score):

@@ -87,10 +87,21 @@ def expected(case):
     return Expected(len(case.federation.sites), case.model.classes, shared, about, len(data.domains))
 
 
+def host_of(case, folder):
+    return Host(
+        method=case.method,
+        model=case.model,
+        federation=case.federation,
+        store=Store(folder),
+        seed=case.seed,
+        device=torch.device("cpu"),
+    )
+
+
 @contextmanager
 def looped(case, folder, wrap=lambda host: host, there=None, **settings):
     """-> clients over a Grid double, and the double. `there`: the clients that have nodes; none: all"""
-    host = Host(case.method, case.model, case.federation, Store(folder), case.seed, torch.device("cpu"))
+    host = host_of(case, folder)
     node = wrap(host)
     clients = range(len(case.federation.sites)) if there is None else there
     grid = Loopback(client_app(lambda context: (node, context.node_config["partition-id"])), clients)

@@ -3,20 +3,17 @@
 from contextlib import contextmanager
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
 
 from flwr.app import Context, Message, RecordDict
-from loopback import FEW, Loopback, case_of, expected, go, looped, same
+from loopback import FEW, Loopback, case_of, expected, go, host_of, looped, same
 
 from promptfed import UserError
-from promptfed.clients.host import Host
-from promptfed.clients.store import Store
 from promptfed.flower import app as flower_client
 from promptfed.flower.app import client_app, fingerprint
 from promptfed.flower.clients import Expected, FlowerClients
-from promptfed.flower.wire import read_answer, write
+from promptfed.flower.wire import Identify, read_answer, write_request
 from promptfed.method import split_once
 from promptfed.methods import ALIASES, METHODS
 from promptfed.testing import SIZES, begun, equal, private_values
@@ -32,7 +29,7 @@ def test_every_method_ends_with_the_bits_and_bytes_of_the_local_engine(name, tmp
     hosts = []
     with looped(case, tmp_path / "clients", wrap=lambda host: hosts.append(host) or host) as (clients, grid):
         found = go(case, clients, every=2)
-        held = [hosts[0].store.get(client, before) for client in clients.ids() for before in (2, 3)]
+        held = [hosts[0].store.get(client, as_of) for client in clients.ids() for as_of in (2, 3)]
     with case.clients() as (local, _):
         same(found, go(case, local, every=2))
     kept = [value for state in held for value in private_values(state)]
@@ -91,7 +88,7 @@ def test_two_nodes_for_one_client_or_an_unknown_one_are_one_sentence(tmp_path):
 
 @contextmanager
 def looped_with(case, folder, numbers):
-    host = Host(case.method, case.model, case.federation, Store(folder), case.seed, torch.device("cpu"))
+    host = host_of(case, folder)
     grid = Loopback(client_app(lambda context: (host, context.node_config["partition-id"])), numbers)
     try:
         yield FlowerClients(grid, expected(case), poll=0.001, patience=0.2)
@@ -109,7 +106,7 @@ def test_nodes_that_do_not_come_are_one_sentence(tmp_path):
 def test_a_node_that_differs_is_refused_and_told_in_what(part, tmp_path):
     case = case_of("fedavg", tmp_path)
     other = Expected(len(SIZES), 4, {}, {**expected(case).fingerprint, part: "0"})
-    host = Host(case.method, case.model, case.federation, Store(tmp_path / "clients"), 11, torch.device("cpu"))
+    host = host_of(case, tmp_path / "clients")
     grid = Loopback(client_app(lambda context: (host, context.node_config["partition-id"])), range(len(SIZES)))
     with pytest.raises(UserError, match=f"has another {part} than the server"):
         FlowerClients(grid, other, poll=0.001)
@@ -168,18 +165,18 @@ def test_a_site_is_what_its_node_configuration_says(tmp_path, monkeypatch):
 
     def identified(node_config, run="first"):
         context = Context(1, 5, node_config, RecordDict(), {"run": run})
-        message = Message(write({"ask": "identify"}, []), 5, "query.identify")
-        return read_answer(site_app(message, context).content, "identify")[0]
+        message = Message(write_request(Identify()), 5, "query.identify")
+        return read_answer(site_app(message, context).content, Identify())[0]
 
     found = identified({"site": str(tmp_path / "site1")})
-    assert found["client"] == 1
-    assert found["n"] == 28
-    assert found["fingerprint"] == fingerprint(server.method, server.model, server.federation.dataset, 0)
+    assert found.result.client == 1
+    assert found.result.n == 28
+    assert found.result.fingerprint == fingerprint(server.method, server.model, server.federation.dataset, 0)
     first = next(iter(flower_client._residents.values())).parts.model
     identified({"site": str(tmp_path / "site1")}, run="second")
     assert next(iter(flower_client._residents.values())).parts.model is first  # it is not loaded again
     assert {path.name for path in (tmp_path / "site1" / "runs").iterdir()} == {"first", "second"}
-    assert 'name "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x")["error"]
+    assert 'name "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x").error
     flower_client._residents.pop(str(tmp_path / "site1")).close()
-    assert "has no site" in identified({})["error"]
-    assert "is not the folder of a site" in identified({"site": str(tmp_path / "none")})["error"]
+    assert "has no site" in identified({}).error
+    assert "is not the folder of a site" in identified({"site": str(tmp_path / "none")}).error

@@ -12,10 +12,11 @@ import re
 import time
 
 import httpx
-from deployment import LONG, Recorder, deployed, mode, numbers, reference, state
+from deployment import Recorder, deployed, mode, numbers, reference, state
 from typer.testing import CliRunner
 
 import promptfed
+from limits import HANG
 from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.clients.store import Store
@@ -102,7 +103,7 @@ def test_a_node_that_is_not_admitted_is_refused(secure):
     try:
         certificates.make_pair(stranger)
         process = secure.node(2)
-        process.popen.wait(LONG)
+        process.popen.wait(HANG)
         assert process.popen.returncode == 1
         assert "Failed to initialize the connection to the SuperLink" in (stranger / "node.log").read_text()
         assert "promptfed: the SuperLink refuses this site: its key is not admitted" in process.said()
@@ -141,20 +142,18 @@ def test_a_site_with_other_settings_is_refused_by_name(secure):
 
 
 FAULTS = """
-    if note["ask"] == "train" and note["round"] == 1:
-        said, blobs = true(self, note, blobs)
-        return said, [edit(blobs[0], lambda p: p * float("nan"))]
-    if note["ask"] == "train" and note["round"] == 2:
-        said, blobs = true(self, note, blobs)
-        return said, [edit(blobs[0], lambda p: p[..., :1].clone())]
-    if note["ask"] == "train" and note["round"] == 3:
+    if task.ask == "train" and task.round == 1:
+        return edited(true(self, request, blobs), lambda p: p * float("nan"))
+    if task.ask == "train" and task.round == 2:
+        return edited(true(self, request, blobs), lambda p: p[..., :1].clone())
+    if task.ask == "train" and task.round == 3:
         print("I am about to be killed", flush=True)
         time.sleep(600)
 """
 SLOW = """
-    if note["ask"] == "train" and note["round"] == 2:
+    if task.ask == "train" and task.round == 2:
         time.sleep(130)
-    while note["ask"] == "train" and note["round"] == 3 and not Path("{back}").exists():
+    while task.ask == "train" and task.round == 3 and not Path("{back}").exists():
         time.sleep(0.2)
 """
 
@@ -186,7 +185,7 @@ def test_a_run_goes_on_without_those_who_fail(secure, tmp_path):
 def test_a_run_whose_superlink_was_killed_is_resumed_to_the_same_parameters(secure, tmp_path):
     secure.change(**{"rounds": 3, "engine.deadline": 300})
     with secure.submitted("killed") as found:
-        until = time.monotonic() + LONG
+        until = time.monotonic() + HANG
         file = secure.server / "runs" / "killed" / "rounds.jsonl"
         while not (file.exists() and file.read_text().count("\n")):
             assert time.monotonic() < until

@@ -1,8 +1,11 @@
 """Nodes that fail, fall silent or answer what cannot be used are left out, with a reason."""
 
+import json
 import math
 import pickle
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "prompt
 
 from loopback import FEW, case_of, go, looped
 
+from limits import HANG
 from promptfed import UserError
+from promptfed.clients.messages import Evaluate, Train
 from promptfed.clients.wire import pack, unpack
 from promptfed.testing import SIZES, begun, equal
 
@@ -25,15 +30,19 @@ class Edited:
     def __getattr__(self, name):
         return getattr(self._host, name)
 
-    def __call__(self, note, blobs):
-        return self._edit(note, lambda: self._host(note, blobs))
+    def __call__(self, request, blobs):
+        return self._edit(request, lambda: self._host(request, blobs))
+
+
+def trains(request, client):
+    return isinstance(request.task, Train) and request.clients[0].client == client
 
 
 def test_a_client_that_fails_is_recorded_and_the_run_goes_on(tmp_path):
-    def edit(note, said):
-        if note["ask"] == "train" and note["clients"] == [1] and note["round"] == 1:
+    def edit(request, said):
+        if trains(request, 1) and request.task.round == 1:
             raise ValueError("a secret of the site")
-        if note["ask"] == "train" and note["clients"] == [2]:
+        if trains(request, 2):
             raise UserError("the disk of this site is full")
         return said()
 
@@ -54,16 +63,16 @@ def test_a_client_that_does_not_answer_in_time_is_left_out(tmp_path):
         grid.silent.add(3)
         begun_at = time.monotonic()
         updates, _ = clients.train(dict.fromkeys(clients.ids(), state), 1, score=False)
-        assert 0.25 < time.monotonic() - begun_at < 20
+        assert 0.25 < time.monotonic() - begun_at < HANG
         assert [u.client for u in updates] == [0, 1, 2, 4]
         assert clients.send_second({3: state}, 1) == {}
-        assert [s.client for s in clients.evaluate({3: state, 4: state}, 1, False, False)] == [4]
+        assert [s.client for s in evaluated(clients, {3: state, 4: state})] == [4]
         with pytest.raises(UserError, match="client 3 cannot be enrolled: no answer"):
             clients.enroll([2, 3])
 
 
 def test_in_a_simulation_it_is_an_error_if_everybody_fails(tmp_path):
-    def edit(note, said):
+    def edit(request, said):
         raise ZeroDivisionError
 
     case = case_of("fedavg", tmp_path)
@@ -74,29 +83,74 @@ def test_in_a_simulation_it_is_an_error_if_everybody_fails(tmp_path):
         clients.train(dict.fromkeys(range(5), begun(case)), 1, score=False)
 
 
+def evaluated(clients, sent):
+    return clients.evaluate(sent, as_of=2, pooled=False, after_local=False)
+
+
+def result(**changes):
+    return lambda said: replace(said, results=[said.results[0].model_copy(update=changes)])
+
+
+def blobs(change):
+    return lambda said: replace(said, blobs=change(said.blobs[0]))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda note, blobs: ({"clients": [{**note["clients"][0], "client": 4}]}, blobs), "it answers for client 4"),
-        (lambda note, blobs: ({"clients": [{**note["clients"][0], "n": "many"}]}, blobs), "valid integer"),
-        (lambda note, blobs: ({"clients": []}, blobs), "malformed message"),
-        (lambda note, blobs: (note, []), "0 blobs in place of 1"),
-        (lambda note, blobs: (note, [blobs[0][:-4]]), "do not fill it"),
-        (lambda note, blobs: ({"clients": [{**note["clients"][0], "loss": 1e308}]}, blobs), "non-finite update"),
-        (lambda note, blobs: ({"clients": [{**note["clients"][0], "moved": {"x": math.inf}}]}, blobs), "non-finite"),
-        (lambda note, blobs: ({"clients": [{**note["clients"][0], "error": "a\x1b[31m\nb"}]}, blobs), "a?[31m b"),
-        (lambda note, blobs: (note, [pickle.dumps({"up/head.bias": 1})]), "malformed blob"),
-        (lambda note, blobs: (note, [pack({"up/head.bias": torch.zeros(9)})]), "other names or shapes"),
-        (lambda note, blobs: (note, [changed(blobs[0], lambda p: p.double())]), "other types"),
-        (lambda note, blobs: (note, [changed(blobs[0], lambda p: p * float("nan"))]), "non-finite update"),
+        (result(client=4), "it answers for client 4"),
+        (result(loss=1e308), "non-finite update"),
+        (result(moved={"x": math.inf}), "non-finite"),
+        (result(error="a\x1b[31m\nb"), "a?[31m b"),
+        (blobs(lambda blob: []), "0 blobs in place of 1"),
+        (blobs(lambda blob: [blob[:-4]]), "do not fill it"),
+        (blobs(lambda blob: [pickle.dumps({"up/head.bias": 1})]), "malformed blob"),
+        (blobs(lambda blob: [pack({"up/head.bias": torch.zeros(9)})]), "other names or shapes"),
+        (blobs(lambda blob: [changed(blob, lambda p: p.double())]), "other types"),
+        (blobs(lambda blob: [changed(blob, lambda p: p * float("nan"))]), "non-finite update"),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_refused_with_its_reason(change, why, tmp_path):
-    def edit(note, said):
-        return change(*said()) if note["ask"] == "train" and note["clients"] == [0] else said()
+    def edit(request, said):
+        return change(said()) if trains(request, 0) else said()
 
     case = case_of("fedavg", tmp_path)
     with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
+        line = go(case, clients, rounds=1).lines[0]
+    assert [entry["client"] for entry in line["left_out"]] == [0]
+    assert why in line["left_out"][0]["why"]
+
+
+@contextmanager
+def rewritten(case, folder, change):
+    """Nodes whose answers to train and evaluate have another head: change(client, head)."""
+    with looped(case, folder) as (clients, grid):
+        app = grid.app
+
+        def answer(message, context):
+            reply = app(message, context)
+            if message.metadata.message_type in ("train.round", "evaluate.round"):
+                head = json.loads(reply.content["promptfed"]["json"])
+                reply.content["promptfed"]["json"] = json.dumps(change(context.node_config["partition-id"], head))
+            return reply
+
+        grid.app = answer
+        yield clients
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"result": {"client": 0, "n": "many", "passes": 0}}, "valid integer"),
+        ({"result": {"client": 0, "n": 1, "passes": 0, "more": 1}}, "not permitted"),
+        ({"result": None}, "either a result or an error"),
+        ({"error": "also"}, "either a result or an error"),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_schema_is_refused(changes, why, tmp_path):
+    case = case_of("fedavg", tmp_path)
+    change = lambda client, head: head if client or "scores" in head["result"] else {**head, **changes}  # noqa: E731
+    with rewritten(case, tmp_path / "clients", change) as clients:
         line = go(case, clients, rounds=1).lines[0]
     assert [entry["client"] for entry in line["left_out"]] == [0]
     assert why in line["left_out"][0]["why"]
@@ -107,15 +161,12 @@ def changed(blob, how):
 
 
 def test_what_is_said_to_be_nothing_is_not_said(tmp_path):
-    def edit(note, said):
-        answer, blobs = said()
-        if note["ask"] in ("train", "evaluate"):
-            nothing = {"after_local": None} if note["ask"] == "train" else {"groups": None, "global": None}
-            answer["clients"][0] |= nothing
-        return answer, blobs
+    def change(client, head):
+        nothing = {"groups": None} if "scores" in head["result"] else {"after_local": None}
+        return {**head, "result": {**head["result"], **nothing}}
 
     case = case_of("fedavg", tmp_path)
-    with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
+    with rewritten(case, tmp_path / "clients", change) as clients:
         line = go(case, clients, rounds=1).lines[0]
     assert not line["left_out"]
     assert len(line["aggregated"]["clients"]) == 5
@@ -127,18 +178,18 @@ def test_what_is_said_to_be_nothing_is_not_said(tmp_path):
         ("dp2fl", lambda stats: {}, "losses on other validation sets"),
         ("dp2fl", lambda stats: {**stats, "stats/total": torch.tensor([-3.0])}, "losses that are none"),
         ("dp2fl", lambda stats: {**stats, "stats/total": torch.ones(3)}, "losses that are none"),
-        ("sgpt", lambda stats: {"stats/selected": torch.ones(2)}, "counts of other groups"),
-        ("sgpt", lambda stats: {"stats/selected": -torch.ones(3)}, "counts of other groups"),
+        ("sgpt", lambda stats: {"stats/selected": torch.ones(2)}, "expected counts for 3 groups"),
+        ("sgpt", lambda stats: {"stats/selected": -torch.ones(3)}, "expected counts for 3 groups"),
     ],
 )
 def test_stats_that_cannot_be_aggregated_are_refused(name, change, why, tmp_path):
-    def edit(note, said):
-        answer, blobs = said()
-        if note["ask"] == "train" and note["clients"] == [0]:
-            params = unpack(blobs[0])[0]
-            up = {key: p for key, p in params.items() if key.startswith("up/")}
-            blobs = [pack({**up, **change({key: p for key, p in params.items() if key not in up})})]
-        return answer, blobs
+    def edit(request, said):
+        answer = said()
+        if not trains(request, 0):
+            return answer
+        params = unpack(answer.blobs[0])[0]
+        up = {key: p for key, p in params.items() if key.startswith("up/")}
+        return replace(answer, blobs=[pack({**up, **change({key: p for key, p in params.items() if key not in up})})])
 
     case = case_of(name, tmp_path, FEW)
     with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
@@ -148,15 +199,15 @@ def test_stats_that_cannot_be_aggregated_are_refused(name, change, why, tmp_path
 
 
 def test_scores_of_other_classes_are_refused(tmp_path):
-    def edit(note, said):
+    def edit(request, said):
         answer = said()
-        if note["ask"] == "evaluate" and note["clients"] == [0]:
-            answer[0]["clients"][0]["test"]["tp"].append(1)
+        if isinstance(request.task, Evaluate) and request.clients[0].client == 0:
+            answer.results[0].scores.test.tp.append(1)
         return answer
 
     case = case_of("fedavg", tmp_path)
     with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
-        found = clients.evaluate(dict.fromkeys(range(5), begun(case)), 1, False, False)
+        found = evaluated(clients, dict.fromkeys(range(5), begun(case)))
     assert [s.client for s in found] == [1, 2, 3, 4]
 
 

@@ -19,8 +19,19 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
 
 from fuzz import flower_wire as fuzz
+from limits import HANG
+from promptfed.clients.messages import Enroll, Evaluate, Recipient, Request, Second, Train
 from promptfed.clients.wire import pack
-from promptfed.flower.wire import LIMITS, Malformed, array, read_answer, read_request, tensors, write
+from promptfed.flower.wire import (
+    LIMITS,
+    Malformed,
+    array,
+    read_answer,
+    read_request,
+    tensors,
+    write_answer,
+    write_request,
+)
 
 SOME = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TESTS = Path(__file__).parents[1]
@@ -30,7 +41,7 @@ names = text.filter(lambda name: name != "__metadata__")
 counts = st.integers(0, 1 << 53)
 few = st.lists(counts, max_size=5)
 score = st.fixed_dictionaries({"n": counts, "loss": st.floats(), "tp": few, "fp": few, "fn": few})
-scores = st.fixed_dictionaries({"val": score, "test": score, "global": score})
+scores = st.fixed_dictionaries({"val": score, "test": score, "pooled": score})
 trained = st.fixed_dictionaries({"client": counts, "n": counts, "passes": counts, "loss": st.floats()})
 evaluated = st.fixed_dictionaries({"client": counts, "passes": counts, "groups": st.lists(few, max_size=3)})
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -53,24 +64,25 @@ def held(draw):
 @st.composite
 def requests(draw):
     blobs = list(map(pack, draw(st.lists(held(), min_size=1, max_size=3))))
-    places = st.integers(0, len(blobs) - 1)
-    ask = draw(st.sampled_from(["enroll", "second", "train", "evaluate"]))
-    switches = {"train": ("score",), "evaluate": ("pooled", "after_local")}.get(ask, ())
-    return {
-        "ask": ask,
-        "clients": [draw(counts)],
-        "blob": [draw(places)],
-        "once": [draw(st.dictionaries(text, digests, max_size=3))],
-        "new": draw(st.dictionaries(digests, places, max_size=3)),
-        **({"round": draw(st.integers(0, (1 << 32) - 1))} if ask != "enroll" else {}),
-        **{key: draw(st.booleans()) for key in switches},
-    }, blobs
+    index = st.integers(0, len(blobs) - 1)
+    rounds = st.integers(0, (1 << 32) - 1)
+    task = draw(
+        st.one_of(
+            st.builds(Enroll),
+            st.builds(Second, round=rounds),
+            st.builds(Train, round=rounds, score=st.booleans()),
+            st.builds(Evaluate, as_of=rounds, pooled=st.booleans(), after_local=st.booleans()),
+        )
+    )
+    once = draw(st.dictionaries(text, digests, max_size=3))
+    to = Recipient(client=draw(counts), blob=draw(index), once=once)
+    return Request(task=task, clients=[to], new=draw(st.dictionaries(digests, index, max_size=3))), blobs
 
 
 answers = st.one_of(
-    st.tuples(st.just("train"), st.builds(lambda a, b: {"clients": [{**a, "after_local": b}]}, trained, scores)),
-    st.tuples(st.just("evaluate"), st.builds(lambda a, b: {"clients": [{**a, **b}]}, evaluated, scores)),
-    st.tuples(st.sampled_from(fuzz.ASKS), st.fixed_dictionaries({"error": text})),
+    st.tuples(st.just("train"), st.builds(lambda a, b: {"result": {**a, "after_local": b}}, trained, scores)),
+    st.tuples(st.just("evaluate"), st.builds(lambda a, b: {"result": {**a, "scores": b}}, evaluated, scores)),
+    st.tuples(st.sampled_from(list(fuzz.TASKS)), st.fixed_dictionaries({"error": text})),
 )
 
 
@@ -80,8 +92,9 @@ answers = st.one_of(
 @SOME
 @given(requests())
 def test_a_request_is_read_as_it_was_written(case):
-    note, blobs = case
-    assert read_request(write(note, list(map(array, blobs)))) == (note, blobs)
+    request, blobs = case
+    asked, found = read_request(write_request(request, list(map(array, blobs))))
+    assert (asked.note, found) == (request, blobs)
 
 
 @SOME
@@ -89,9 +102,14 @@ def test_a_request_is_read_as_it_was_written(case):
 def test_an_answer_is_read_as_it_was_written(case, tensors):
     ask, note = case
     blobs = [pack(tensors)] if ask == "train" and "error" not in note else []
-    found, got = read_answer(write(note, list(map(array, blobs))), ask)
-    assert json.dumps(found, sort_keys=True) == json.dumps(note, sort_keys=True)  # of which NaN is a part
+    content = fuzz.content(json.dumps(fuzz.head(note, blobs)), blobs, 0)
+    found, got = read_answer(content, fuzz.TASKS[ask])
+    result = found.result and found.result.model_dump(exclude_defaults=True)
+    assert json.dumps(result, sort_keys=True) == json.dumps(note.get("result"), sort_keys=True)  # NaN is part of it
+    assert found.error == note.get("error", "")
     assert got == blobs
+    again = read_answer(write_answer(found.result, found.error, list(map(array, blobs))), fuzz.TASKS[ask])
+    assert repr(again) == repr((found, got))
 
 
 @SOME
@@ -146,7 +164,7 @@ def test_the_cases_reach_what_is_to_be_tested():
 def test_the_largest_messages_take_little_time_and_memory():
     """In a process of its own, whose peak is its own. fuzz.one() has the bound on time."""
     command = [sys.executable, str(TESTS / "fuzz" / "largest.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {name for name, (outcome, _, _) in found.items() if outcome.endswith(" read")} == {"numbers", "tensors"}

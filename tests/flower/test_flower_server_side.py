@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "prompt
 from deployment import deployed, free_port, mode
 from typer.testing import CliRunner
 
+from limits import HANG
 from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.flower import certificates, consortium
@@ -177,7 +178,7 @@ def answering(server, tls=None):
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(10)
+        thread.join(HANG)
 
 
 def unanswered(server, insecure=False):

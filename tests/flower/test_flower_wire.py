@@ -14,18 +14,30 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from loopback import case_of
+from loopback import case_of, host_of
 
-from promptfed.clients.host import Host
-from promptfed.clients.store import Store
+from promptfed.clients.messages import Enroll, Evaluate, EvaluateResult, ModelScores, Request, Second, SplitScore, Train
 from promptfed.clients.wire import pack
 from promptfed.flower import wire as flower_wire
 from promptfed.flower.app import client_app
-from promptfed.flower.wire import Malformed, array, read_answer, read_request, tensors, write
+from promptfed.flower.wire import (
+    Identify,
+    Malformed,
+    array,
+    read_answer,
+    read_request,
+    tensors,
+    write_answer,
+    write_request,
+)
 from promptfed.testing import equal
 
-ASK = {"ask": "train", "round": 1, "score": True, "clients": [0], "blob": [0], "once": [{}], "new": {}}
+TASK = {"ask": "train", "round": 1, "score": True}
+TO = {"client": 0, "blob": 0, "once": {}}
+ASK = {"task": TASK, "clients": [TO], "new": {}}
+REQUEST = Request.model_validate(ASK)
 BLOB = pack({"w": torch.arange(3.0)})
+DIGEST = "0" * 64
 LARGE = pack({"w": torch.zeros(3_000_000)})  # three of Flower's chunks, two of them alike
 
 
@@ -43,13 +55,15 @@ def through(content, how):
     "blobs", [[BLOB], [b"", BLOB, b""], [b""], [BLOB, BLOB], [pack({"w": torch.zeros(3_000_000)})]]
 )
 def test_a_request_survives_both_of_flowers_formats(how, blobs):
-    note, found = read_request(through(write(ASK, [array(blob) for blob in blobs]), how))
-    assert note == ASK
+    sent = write_request(REQUEST, [array(blob) for blob in blobs], {"seed": DIGEST})
+    asked, found = read_request(through(sent, how))
+    assert asked.note == REQUEST
+    assert asked.fingerprint == {"seed": DIGEST}
     assert found == blobs
 
 
 def test_blobs_travel_as_they_are():
-    content = write(ASK, [array(BLOB)])
+    content = write_request(REQUEST, [array(BLOB)])
     assert content["blobs"]["0"].data == BLOB
     assert BLOB in message_to_proto(Message(content, 5, "train.round")).SerializeToString()
 
@@ -62,17 +76,22 @@ def raw(head, blobs=None):
     return content
 
 
-def head(note=ASK, sizes=(len(BLOB),), version=1):
+def head(note=ASK, sizes=(len(BLOB),), version=2):
     return {"version": version, "note": note, "sizes": list(sizes)}
+
+
+def changed(task=None, clients=None, **recipient):
+    return {
+        "task": {**TASK, **(task or {})},
+        "clients": [{**TO, **recipient}] if clients is None else clients,
+        "new": {},
+    }
 
 
 def pickled():
     buffer = io.BytesIO()
     np.save(buffer, np.array([print], dtype=object), allow_pickle=True)
     return Array("object", (1,), "numpy.ndarray", buffer.getvalue())
-
-
-DIGEST = "0" * 64
 
 
 @pytest.mark.parametrize(
@@ -85,7 +104,10 @@ DIGEST = "0" * 64
         raw("{" * 100_000),
         raw("[" * 100_000 + "]" * 100_000),
         raw("nonsense"),
-        raw(head(version=2), {"0": array(BLOB)}),
+        raw({key: value for key, value in head().items() if key != "version"}, {"0": array(BLOB)}),
+        raw({key: value for key, value in head().items() if key != "sizes"}),
+        raw(head(changed(clients=[])), {"0": array(BLOB)}),
+        raw(head(version=1), {"0": array(BLOB)}),
         raw(head(), {}),
         raw(head(), {"1": array(BLOB)}),
         raw(head(), {"0": array(BLOB), "1": array(BLOB)}),
@@ -96,18 +118,18 @@ DIGEST = "0" * 64
         raw(head(), {"0": Array(np.frombuffer(BLOB, np.uint8))}),
         raw(head(), {"0": pickled()}),
         raw(head(), {"0": Array("uint8", (1 << 40,), "safetensors", BLOB)}),
-        raw(head({**ASK, "ask": "stop"}), {"0": array(BLOB)}),
+        raw(head(changed(task={"ask": "stop"})), {"0": array(BLOB)}),
         raw(head({**ASK, "more": 1}), {"0": array(BLOB)}),
-        raw(head({**ASK, "clients": [0, 1]}), {"0": array(BLOB)}),
-        raw(head({**ASK, "clients": [-1]}), {"0": array(BLOB)}),
-        raw(head({**ASK, "round": 1 << 32}), {"0": array(BLOB)}),
-        raw(head({**ASK, "round": 1.0}), {"0": array(BLOB)}),
-        raw(head({**ASK, "score": 1}), {"0": array(BLOB)}),
-        raw(head({**ASK, "blob": [1]}), {"0": array(BLOB)}),
+        raw(head(changed(clients=[TO, {**TO, "client": 1}])), {"0": array(BLOB)}),
+        raw(head(changed(client=-1)), {"0": array(BLOB)}),
+        raw(head(changed(task={"round": 1 << 32})), {"0": array(BLOB)}),
+        raw(head(changed(task={"round": 1.0})), {"0": array(BLOB)}),
+        raw(head(changed(task={"score": 1})), {"0": array(BLOB)}),
+        raw(head(changed(blob=1)), {"0": array(BLOB)}),
         raw(head({**ASK, "new": {DIGEST: 7}}), {"0": array(BLOB)}),
         raw(head({**ASK, "new": {"../../passwords": 0}}), {"0": array(BLOB)}),
         raw(head({**ASK, "new": {DIGEST + "\n": 0}}), {"0": array(BLOB)}),
-        raw(head({**ASK, "once": [{"set": "../../passwords"}]}), {"0": array(BLOB)}),
+        raw(head(changed(once={"set": "../../passwords"})), {"0": array(BLOB)}),
     ],
 )
 def test_what_does_not_fit_the_schema_is_malformed(content):
@@ -116,7 +138,7 @@ def test_what_does_not_fit_the_schema_is_malformed(content):
 
 
 def test_a_message_over_the_limits_is_malformed():
-    content = write(ASK, [array(BLOB)])
+    content = write_request(REQUEST, [array(BLOB)])
     assert read_request(content)
     for limits in (flower_wire.Limits(head=10), flower_wire.Limits(bytes=10)):
         with pytest.raises(Malformed, match="more than 10"):
@@ -166,32 +188,35 @@ def test_a_blob_holds_what_was_put_into_it():
 
 
 def test_answers_are_held_against_what_was_asked():
-    score = {"n": 1, "loss": float("inf"), "tp": [1], "fp": [0], "fn": [0]}
-    one = {"client": 0, "passes": 0, "val": score, "test": score, "groups": [[1]]}
-    assert read_answer(write({"clients": [one]}, []), "evaluate") == ({"clients": [one]}, [])
-    assert read_answer(write({"error": "no"}, []), "train") == ({"error": "no"}, [])
-    for ask in ("train", "enroll", "second", "identify"):
+    score = SplitScore(n=1, loss=float("inf"), tp=[1], fp=[0], fn=[0])
+    one = EvaluateResult(client=0, passes=0, scores=ModelScores(val=score, test=score), groups=[[1]])
+    tasks = {"evaluate": Evaluate(as_of=2, pooled=False, after_local=False), "train": Train(round=1, score=False)}
+    answered, blobs = read_answer(write_answer(one), tasks["evaluate"])
+    assert (answered.result, answered.error, blobs) == (one, "", [])
+    answered, blobs = read_answer(write_answer(None, "no"), tasks["train"])
+    assert (answered.result, answered.error, blobs) == (None, "no", [])
+    for task in (tasks["train"], Enroll(), Second(round=1), Identify()):
         with pytest.raises(Malformed):
-            read_answer(write({"clients": [one]}, []), ask)
+            read_answer(write_answer(one), task)
 
 
 def ask_node(folder, note, blobs, kind="train.round", client=0):
     """What a node answers to a request made by hand."""
     case = case_of("fedavg", folder)
-    host = Host(case.method, case.model, case.federation, Store(folder / "clients"), 11, torch.device("cpu"))
+    host = host_of(case, folder / "clients")
     app = client_app(lambda context: (host, client))
-    message = Message(raw(note) if isinstance(note, str) else write(note, [array(b) for b in blobs]), 5, kind)
-    reply = app(message, Context(1, 5, {}, RecordDict(), {}))
+    sent = raw(note) if isinstance(note, str) else write_request(Request.model_validate(note), list(map(array, blobs)))
+    reply = app(Message(sent, 5, kind), Context(1, 5, {}, RecordDict(), {}))
     host.close()
-    return read_answer(reply.content, "train")[0]
+    return read_answer(reply.content, Train(round=1, score=True))[0].error
 
 
 def test_a_node_refuses_what_is_not_for_it_and_says_so(tmp_path):
-    assert "and this node is client 1" in ask_node(tmp_path, ASK, [BLOB], client=1)["error"]
-    assert "of another type" in ask_node(tmp_path, ASK, [BLOB], kind="evaluate.round")["error"]
-    assert "does not name it" in ask_node(tmp_path, {**ASK, "new": {DIGEST: 0}}, [BLOB])["error"]
-    named = {**ASK, "once": [{"x": DIGEST}], "new": {DIGEST: 0}}
-    assert "another digest" in ask_node(tmp_path, named, [BLOB])["error"]
-    assert "malformed blob" in ask_node(tmp_path, ASK, [b"no safetensors"])["error"]
-    assert "malformed message" in ask_node(tmp_path, "{}", [])["error"]
+    assert "and this node is client 1" in ask_node(tmp_path, ASK, [BLOB], client=1)
+    assert "of another type" in ask_node(tmp_path, ASK, [BLOB], kind="evaluate.round")
+    assert "does not name it" in ask_node(tmp_path, {**ASK, "new": {DIGEST: 0}}, [BLOB])
+    named = {**changed(once={"x": DIGEST}), "new": {DIGEST: 0}}
+    assert "another digest" in ask_node(tmp_path, named, [BLOB])
+    assert "malformed blob" in ask_node(tmp_path, ASK, [b"no safetensors"])
+    assert "malformed message" in ask_node(tmp_path, "{}", [])
     assert not list((tmp_path / "clients").glob("once/*"))

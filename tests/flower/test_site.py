@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from promptfed import UserError
+from promptfed.clients.messages import Evaluate, Recipient, Request, Train
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack
 from promptfed.flower import ledger
@@ -21,12 +22,15 @@ def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
 
 
-def ask(host, what="train", round=1, blobs=(), **more):
+def ask(host, what="train", round=1, blobs=(), new=None):
     state = host.method.begin(host.model, host.init, 0)
     for client in range(2):
         state = host.method.admit(state, client, {}, 0)
-    note = {"ask": what, "clients": [0], "blob": [0], "round": round, "once": [{}], "new": {}, "score": False, **more}
-    return host(note, [pack(host.method.down(state, 0)), *blobs])
+    task = Train(round=round, score=False)
+    if what == "evaluate":
+        task = Evaluate(as_of=round, pooled=False, after_local=False)
+    request = Request(task=task, clients=[Recipient(client=0, blob=0)], new=new or {})
+    return host(request, [pack(host.method.down(state, 0)), *blobs])
 
 
 # ---- what it has released
@@ -70,7 +74,7 @@ def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
     assert json.loads((at / "released.json").read_text()) == {"8.0": 3}
     host = place.host("third", parts)
     try:
-        ask(host, "evaluate", round=2, pooled=False, after_local=False)  # which releases no update
+        ask(host, "evaluate", round=2)  # which releases no update
         with pytest.raises(UserError, match="allows no more updates"):
             ask(host)
         assert len(host.store) == 0  # nor has it trained

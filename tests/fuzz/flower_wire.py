@@ -1,4 +1,4 @@
-"""What a stranger may send, without end: the readers of engines/flower_wire.py under atheris.
+"""What a stranger may send, without end: the readers of promptfed.flower.wire under atheris.
 
     python tests/fuzz/flower_wire.py -runs=100000            # all readers
     python tests/fuzz/flower_wire.py answer -runs=100000     # one of them: request, answer or blob
@@ -23,7 +23,9 @@ from typing import Any
 if __name__ == "__main__":
     import atheris
 
-    with atheris.instrument_imports(include=["promptfed.flower.wire", "promptfed.clients.wire"]):
+    with atheris.instrument_imports(
+        include=["promptfed.flower.wire", "promptfed.clients.messages", "promptfed.clients.wire"]
+    ):
         import promptfed.flower.wire as wire
         from promptfed.clients.wire import pack
 else:
@@ -34,9 +36,16 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 READERS = ("request", "answer", "blob")
-ASKS = tuple(wire.TYPES)
+TASKS = {
+    "identify": wire.Identify(),
+    "enroll": wire.Enroll(),
+    "train": wire.Train(round=3, score=True),
+    "second": wire.Second(round=3),
+    "evaluate": wire.Evaluate(as_of=4, pooled=True, after_local=False),
+}
+ASKS = tuple(TASKS)
 MARK = b"\xff\xfe\xfd"  # in no UTF-8
-SECONDS = 2.0  # of processor time that a case may take
+SECONDS = 6.0  # of processor time that a case may take: ten times the costliest, as the machine may be busy
 seen: Counter[str] = Counter()
 
 # ---- messages as they should be
@@ -46,36 +55,38 @@ BLOB = pack(
 )
 DIGEST = "0123456789abcdef" * 4
 _SCORE = {"n": 3, "loss": 0.5, "tp": [1, 0], "fp": [0, 1], "fn": [1, 0]}
-_TO = {"clients": [0], "blob": [0], "once": [{"set": DIGEST}], "new": {DIGEST: 1}}
+_SCORES = {"val": _SCORE, "test": _SCORE}
+_TO = {"clients": [{"client": 0, "blob": 0, "once": {"set": DIGEST}}], "new": {DIGEST: 1}}
 REQUESTS: list[tuple[dict[str, Any], list[bytes]]] = [
-    ({"ask": "identify"}, []),
-    ({"ask": "identify", "fingerprint": {"seed": DIGEST}}, []),
-    ({"ask": "enroll", **_TO}, [b"", BLOB]),
-    ({"ask": "train", "round": 3, "score": True, **_TO}, [BLOB, BLOB]),
-    ({"ask": "second", "round": 3, **_TO}, [BLOB, b""]),
-    ({"ask": "evaluate", "round": 4, "pooled": True, "after_local": False, **_TO}, [BLOB, BLOB]),
+    ({"note": {"ask": "identify"}}, []),
+    ({"note": {"ask": "identify"}, "fingerprint": {"seed": DIGEST}}, []),
+    *(
+        ({"note": {"task": TASKS[ask].model_dump(), **_TO}}, blobs)
+        for ask, blobs in {
+            "enroll": [b"", BLOB],
+            "train": [BLOB, BLOB],
+            "second": [BLOB, b""],
+            "evaluate": [BLOB, BLOB],
+        }.items()
+    ),
 ]
 ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
-    ("identify", {"client": 0, "n": 7, "fingerprint": {"seed": DIGEST}}, []),
-    ("enroll", {}, [BLOB]),
-    ("train", {"clients": [{"client": 0, "n": 7, "passes": 14, "loss": float("nan")}]}, [BLOB]),
-    (
-        "train",
-        {"clients": [{"client": 0, "n": 7, "passes": 14, "after_local": {"val": _SCORE, "test": _SCORE}}]},
-        [b""],
-    ),
-    ("second", {}, []),
+    ("identify", {"result": {"client": 0, "n": 7, "fingerprint": {"seed": DIGEST}}}, []),
+    ("enroll", {"result": {"client": 0}}, [BLOB]),
+    ("train", {"result": {"client": 0, "n": 7, "passes": 14, "loss": float("nan")}}, [BLOB]),
+    ("train", {"result": {"client": 0, "n": 7, "passes": 14, "after_local": _SCORES}}, [b""]),
+    ("second", {"result": {"client": 0}}, []),
     (
         "evaluate",
-        {"clients": [{"client": 0, "passes": 0, "val": _SCORE, "test": _SCORE, "global": _SCORE, "groups": [[1, 2]]}]},
+        {"result": {"client": 0, "passes": 0, "scores": {**_SCORES, "pooled": _SCORE}, "groups": [[1, 2]]}},
         [],
     ),
     ("evaluate", {"error": "no space left"}, []),
 ]
 
 
-def head(note: Any, blobs: list[bytes]) -> dict[str, Any]:
-    return {"version": 1, "note": note, "sizes": [len(blob) for blob in blobs]}
+def head(fields: dict[str, Any], blobs: list[bytes]) -> dict[str, Any]:
+    return {"version": 2, **fields, "sizes": [len(blob) for blob in blobs]}
 
 
 def seeds() -> list[bytes]:
@@ -146,7 +157,7 @@ def one(data: bytes) -> None:
         if reader == "request":
             found = allowed(lambda: wire.read_request(message))
         else:
-            found = allowed(lambda: wire.read_answer(message, ASKS[variant % len(ASKS)]))
+            found = allowed(lambda: wire.read_answer(message, TASKS[ASKS[variant % len(ASKS)]]))
         if found is not None:
             assert sum(map(len, found[1])) == sum(map(len, blobs))
     seen[f"{reader} {'malformed' if found is None else 'read'}"] += 1

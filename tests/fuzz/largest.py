@@ -18,8 +18,8 @@ REQUEST, BLOB = 0, 2
 def scored(counts: str) -> str:
     """An answer with these counts in it."""
     none = '"n": 0, "fp": [], "fn": []'
-    one = f'{{"client": 0, "passes": 0, "val": {{{none}, "tp": [{counts}]}}, "test": {{{none}, "tp": []}}}}'
-    return f'{{"version": 1, "sizes": [], "note": {{"clients": [{one}]}}}}'
+    scores = f'{{"val": {{{none}, "tp": [{counts}]}}, "test": {{{none}, "tp": []}}}}'
+    return f'{{"version": 2, "sizes": [], "result": {{"client": 0, "passes": 0, "scores": {scores}}}}}'
 
 
 def keyed(count: int) -> str:
@@ -39,7 +39,7 @@ CASES = {
     "too many numbers": (EVALUATE, scored(",".join("1" * (LIMITS.head // 2 - 200)))),
     "wrong numbers": (EVALUATE, scored("-1," * 999_999 + "0")),
     "keys": (REQUEST, f"{{{keyed(LIMITS.parts - 1)}}}"),
-    "digests": (REQUEST, f'{{"note": {{"ask": "train", "once": [{{{keyed(LIMITS.parts - 9)}}}]}}}}'),
+    "digests": (REQUEST, f'{{"note": {{"clients": [{{"client": 0, "once": {{{keyed(LIMITS.parts - 9)}}}}}]}}}}'),
     "empty lists": (REQUEST, f'{{"note": [{", ".join(["[]"] * (LIMITS.parts - 9))}]}}'),
     "too many lists": (REQUEST, f"[{','.join(['[]'] * 1_000_000)}]"),
     "deep": (REQUEST, "[" * LIMITS.parts),

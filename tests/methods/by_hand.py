@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from promptfed.method import Batch, Context, Method
+from promptfed.method import Method
 from promptfed.params import Params
+from promptfed.phases import Batch, Context
 from promptfed.training import Trained, Work, train
 from tiny import BODY, CLASSES, HEAD, IMAGE, ROUND, SEED, Numbers, features, gradients, linear, samples, softmax
 

@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 from promptfed import models
-from promptfed.method import Batch, Context, Phase, State, Update
-from promptfed.methods.dp2fl import Coupled, Dp2fl
+from promptfed.method import State
+from promptfed.methods.dp2fl import Dp2fl
+from promptfed.methods.dp2fl.sealed import SealedDp2fl
 from promptfed.models.clip import CLIP
+from promptfed.phases import Batch, Context, Update
 from promptfed.testing import NAMES
+from promptfed.tunings.maple import Maple
 
 SIZES = (5, 4, 3, 1, 4)
-CTX = Context({}, {}, Phase({}, 1), torch.tensor(1), torch.ones(4))
+CTX = Context({}, {}, None, torch.tensor(1), torch.ones(4))
 
 
 def mini() -> CLIP:
@@ -25,7 +28,8 @@ MODEL = mini()
 
 
 def method_of(**given: Any) -> Dp2fl:
-    return Dp2fl(tuning=Coupled(depth=2), **{"epochs": 1, **given})
+    kind = SealedDp2fl if given.get("privacy") == "sealed" else Dp2fl
+    return kind(tuning=Maple(depth=2), **{"epochs": 1, **given})
 
 
 def batch_of(x: Tensor, y: Tensor | None = None) -> Batch:

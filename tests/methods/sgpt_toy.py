@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from promptfed.method import Batch, Context, Method, Phase
+from promptfed.method import Method
 from promptfed.methods import create
 from promptfed.methods.sgpt import Sgpt
 from promptfed.models.vit import vit
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Phase
 from promptfed.training import Samples, Trained, Work, train
 from tiny import CLIENT, ROUND, SEED, near, samples
 
@@ -22,7 +23,6 @@ G, LENGTH = 4, 2
 SMALL = {"groups": G, "prompt_length": LENGTH, "shared_layers": (0, 1), "group_layers": (2, 4)}
 SHARED, GROUP = ("shared.0", "shared.1"), ("group.2", "group.4")
 HEAD = ("head.weight", "head.bias")
-EVALUATION = Phase({}, 1, name="evaluate")
 MIDDLE = torch.tensor([0.5, 0.5])
 
 
@@ -49,7 +49,7 @@ def whole(n: int = 6, frozen: bool = True) -> Batch:
     return Batch(held.images(slice(None)), held.y, None, MIDDLE, {}, held.frozen if frozen else {})
 
 
-def context(phase: Phase = EVALUATION, counts: Any = (0,) * G, own: Any = None) -> Context:
+def context(phase: Phase | None = None, counts: Any = (0,) * G, own: Any = None) -> Context:
     down = {"counts": torch.tensor(counts, dtype=torch.float32)}
     stats = {} if own is None else {"selected": torch.tensor(own, dtype=torch.float32)}
     return Context(down, {}, phase, torch.tensor(6), torch.ones(CLASSES), {}, stats)

@@ -8,10 +8,10 @@ import torch
 
 from promptfed import models
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Phase, Update
 from promptfed.methods import create
 from promptfed.models.clip import CLIP
 from promptfed.params import Params, numel
+from promptfed.phases import Batch, Context, Update
 from promptfed.testing import check_method
 from promptfed.training import Samples, Work, train
 
@@ -29,7 +29,7 @@ def batch_of(x: torch.Tensor, y: list[int], **more: Params) -> Batch:
 
 
 def context(down: Params | None = None, memory: Params | None = None, reference: Params | None = None) -> Context:
-    return Context(down or {}, memory or {}, Phase({}, 1), torch.tensor(3), torch.ones(3), reference or {})
+    return Context(down or {}, memory or {}, None, torch.tensor(3), torch.ones(3), reference or {})
 
 
 def near(params: Params, seed: int, scale: float = 0.1) -> Params:

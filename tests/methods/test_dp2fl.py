@@ -10,14 +10,15 @@ import pytest
 import torch
 from dp2fl_toy import MODEL, SIZES, method_of, toy_state, toy_updates
 
-from promptfed.clients.host import Message, read_message
+from promptfed.clients.messages import Answer, TrainResult, read_update
 from promptfed.errors import UserError
-from promptfed.method import Update
 from promptfed.methods import create
-from promptfed.methods.dp2fl import Coupled, Dp2fl
+from promptfed.methods.dp2fl import Dp2fl
+from promptfed.phases import Update
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, check_method, tiny_federation
-from promptfed.tuning import PixelPrompt
+from promptfed.tunings.maple import Maple
+from promptfed.tunings.pixels import PixelPrompt
 
 # ---- settings
 
@@ -26,7 +27,7 @@ def test_dp2fl_takes_no_plug_in() -> None:
     with pytest.raises(UserError, match="takes no plug-in"):
         create("promptfed.methods.dp2fl:Dp2fl+pt")
     with pytest.raises(ValueError, match="takes no plug-in"):
-        Dp2fl(tuning=PixelPrompt(inner=Coupled()))
+        Dp2fl(tuning=PixelPrompt(inner=Maple()))
 
 
 def test_published_settings_are_the_defaults() -> None:
@@ -95,9 +96,9 @@ def test_without_any_validation_data_clients_weigh_the_same(tmp_path: Path) -> N
     federation = tiny_federation(tmp_path, SIZES, 32)
     none = replace(federation, sites=tuple(replace(site, val=site.val[:0]) for site in federation.sites))
     method = method_of(privacy="sealed")
-    said: list[Message] = []
+    said: list[Answer] = []
     memory = Case(method, MODEL, none).run(rounds=1, tap=said.append)
-    ups = [read_message(blob)[0] for note, blobs in said if note.get("clients") for blob in blobs if blob]
+    ups = [read_update(blob)[0] for a in said if isinstance(a.results[0], TrainResult) for blob in a.blobs if blob]
     assert memory.state is not None
     assert len(ups) == len(SIZES)
     torch.testing.assert_close(memory.state["context"], torch.stack([up["context"] for up in ups]).mean(0))

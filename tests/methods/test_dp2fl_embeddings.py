@@ -4,8 +4,8 @@ import torch
 from dp2fl_toy import batch_of, images, method_of
 from torch.nn import functional as F
 
-from promptfed.method import Holdings
 from promptfed.models.clip import CLIP, clip
+from promptfed.phases import Holdings
 
 
 def square() -> CLIP:

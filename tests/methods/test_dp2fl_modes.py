@@ -3,7 +3,6 @@
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,12 +10,13 @@ from dp2fl_toy import CTX, MODEL, SIZES, batch_of, method_of, toy_state
 from nacl.public import PrivateKey, SealedBox
 from torch.nn import functional as F
 
-from promptfed.clients.host import Message, read_message
 from promptfed.clients.local import LocalClients
+from promptfed.clients.messages import Answer, Request, Second, Task, Train, TrainResult, read_update
 from promptfed.clients.wire import unpack
-from promptfed.method import State, Update
+from promptfed.method import State
 from promptfed.methods.dp2fl import Dp2fl
 from promptfed.params import Params
+from promptfed.phases import Update
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, tiny_federation
 
@@ -32,8 +32,8 @@ class Recorded:
     method: Dp2fl
     memory: Memory
     init: Params
-    asked: list[Message] = field(default_factory=list)
-    said: list[Message] = field(default_factory=list)
+    asked: list[tuple[Request, list[bytes]]] = field(default_factory=list)
+    said: list[Answer] = field(default_factory=list)
     private: dict[int, Params] = field(default_factory=dict)
 
     @property
@@ -44,10 +44,10 @@ class Recorded:
     def answers(self) -> dict[tuple[int, int], Params]:
         """(round, client) -> stats sent after training."""
         found = {}
-        for (note, _), (reply, blobs) in zip(self.asked, self.said, strict=True):
-            if note["ask"] == "train":
-                for one, blob in zip(reply["clients"], blobs, strict=True):
-                    found[note["round"], one["client"]] = read_message(blob)[1]
+        for (request, _), answer in zip(self.asked, self.said, strict=True):
+            if isinstance(request.task, Train):
+                for one, blob in zip(answer.results, answer.blobs, strict=True):
+                    found[request.task.round, one.client] = read_update(blob)[1]
         return found
 
 
@@ -56,9 +56,9 @@ def record(case: Case, rounds: int = 2, fraction: float = 1.0) -> Recorded:
     made = Recorded(case.method, Memory(), case.init)
     with case.clients() as (_, host):
 
-        def answer(note: dict[str, Any], blobs: list[bytes]) -> Message:
-            reply = host(note, blobs)
-            made.asked.append((note, blobs))
+        def answer(request: Request, blobs: list[bytes]) -> Answer:
+            reply = host(request, blobs)
+            made.asked.append((request, blobs))
             made.said.append(reply)
             return reply
 
@@ -122,9 +122,9 @@ def test_reported_losses_are_those_of_the_trained_and_of_the_received_model(
     with case.clients() as (_, host):
         held = {j: host.samples(federation.sites[j].val) for j in HOLDERS}
     ups = {}
-    for (note, _), (reply, blobs) in zip(made.asked, made.said, strict=True):
-        if note["ask"] == "train" and note["round"] == 1:
-            ups |= {one["client"]: read_message(blob)[0] for one, blob in zip(reply["clients"], blobs, strict=True)}
+    for (request, _), answer in zip(made.asked, made.said, strict=True):
+        if isinstance(request.task, Train) and request.task.round == 1:
+            ups |= {one.client: read_update(blob)[0] for one, blob in zip(answer.results, answer.blobs, strict=True)}
 
     def loss(params: Params, j: int) -> float:
         batch = batch_of(held[j].images(slice(None)), held[j].y)
@@ -142,24 +142,27 @@ def test_reported_losses_are_those_of_the_trained_and_of_the_received_model(
             assert float(stats["before"]) == pytest.approx(loss(made.init, client), rel=1e-5)
 
 
-def sent_to_clients(made: Recorded, ask: str) -> list[tuple[dict[str, Any], list[Params]]]:
-    return [(note, [unpack(blob)[0] for blob in blobs]) for note, blobs in made.asked if note["ask"] == ask]
+def sent_to_clients(made: Recorded, kind: type[Task]) -> list[tuple[Request, list[Params]]]:
+    found = [(request, blobs) for request, blobs in made.asked if isinstance(request.task, kind)]
+    return [(request, [unpack(blob)[0] for blob in blobs]) for request, blobs in found]
 
 
 def test_sealed_messages_to_clients_name_no_owner(runs: dict[str, Recorded]) -> None:
     made = runs["sealed"]
     keys = {made.state[f"val.{j}.key"].numpy().tobytes().hex() for j in HOLDERS}
-    trained = sent_to_clients(made, "train")
+    trained = sent_to_clients(made, Train)
     assert trained
-    for note, blobs in trained:
-        assert set(note) == {"ask", "round", "score", "clients", "blob", "once", "new"}
-        for once in note["once"]:  # names of what travels once: keys, in the order of keys
-            assert list(once) == [f"set.{key}.{part}" for key in sorted(keys) for part in "xy"]
+    for request, blobs in trained:
+        assert set(request.model_dump()) == {"task", "clients", "new"}
+        assert set(request.task.model_dump()) == {"ask", "round", "score"}
+        for to in request.clients:  # names of what is sent once: keys, in the order of keys
+            assert set(to.model_dump()) == {"client", "blob", "once"}
+            assert list(to.once) == [f"set.{key}.{part}" for key in sorted(keys) for part in "xy"]
         for params in blobs:
             names = {name for name in params if not name.startswith("set.")}
             assert names in (set(), set(made.init))
             assert {name.split(".")[1] for name in params if name.startswith("set.")} <= keys
-    settled = sent_to_clients(made, "second")
+    settled = sent_to_clients(made, Second)
     assert len(settled) == 2 * len(HOLDERS)
     maps = {name for name in made.init if name.startswith("map.")}
     expected = {f"{i}.{name}" for i in range(len(SIZES)) for name in (*maps, "sealed")}
@@ -216,16 +219,16 @@ def individual(runs: dict[str, Recorded]) -> dict[tuple[int, int, int], float]:
 def test_single_losses_leave_evaluators_only_sealed(runs: dict[str, Recorded]) -> None:
     losses = individual(runs)
     assert len(losses) == 2 * len(SIZES) * len(HOLDERS)
-    open_bytes = [blob for _, blobs in runs["embeddings"].said for blob in blobs]
+    open_bytes = [blob for answer in runs["embeddings"].said for blob in answer.blobs]
     assert all(any(struct.pack("<d", loss) in blob for blob in open_bytes) for loss in losses.values())  # it would show
     made = runs["sealed"]
     trained = [
         blob
-        for (note, _), (_, blobs) in zip(made.asked, made.said, strict=True)
-        if note["ask"] == "train"
-        for blob in blobs
+        for (request, _), answer in zip(made.asked, made.said, strict=True)
+        if isinstance(request.task, Train)
+        for blob in answer.blobs
     ]
-    settled = [blob for note, blobs in made.asked if note["ask"] == "second" for blob in blobs]
+    settled = [blob for request, blobs in made.asked if isinstance(request.task, Second) for blob in blobs]
     assert trained
     assert settled
     for loss in losses.values():
@@ -241,13 +244,13 @@ def test_single_losses_leave_evaluators_only_sealed(runs: dict[str, Recorded]) -
 def test_scores_tell_no_validation_loss(runs: dict[str, Recorded]) -> None:
     """Notes of a scored run have hits and misses on validation data, and no loss."""
     scores = [
-        one["after_local"]["val"]
-        for (note, _), (reply, _) in zip(runs["sealed"].asked, runs["sealed"].said, strict=True)
-        if note["ask"] == "train"
-        for one in reply["clients"]
+        one.after_local.val
+        for answer in runs["sealed"].said
+        for one in answer.results
+        if isinstance(one, TrainResult) and one.after_local
     ]
     assert scores
-    assert all(set(score) == {"n", "tp", "fp", "fn"} for score in scores)
+    assert all(set(score.model_dump(exclude_none=True)) == {"n", "tp", "fp", "fn"} for score in scores)
 
 
 def test_only_the_owner_opens_a_sealed_loss(runs: dict[str, Recorded]) -> None:

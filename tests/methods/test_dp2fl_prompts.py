@@ -1,4 +1,4 @@
-"""Coupled prompts: sizes, initial values, and the two towers written out."""
+"""Maple prompts: sizes, initial values, and the two towers written out."""
 
 import math
 from pathlib import Path
@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from promptfed.errors import UserError
-from promptfed.methods.dp2fl import Coupled
 from promptfed.methods.fedprox import FedProx
 from promptfed.models.clip import clip
 from promptfed.models.vit import vit
 from promptfed.params import Params, numel
 from promptfed.testing import NAMES, Case, tiny_federation
-from promptfed.tuning import TokenPrompt
+from promptfed.tunings.maple import Maple
+from promptfed.tunings.tokens import TokenPrompt
 
 
 def b16(depth: int) -> Params:
@@ -35,12 +35,12 @@ def b16(depth: int) -> Params:
         context_length=8,
         embedding=4,
     )
-    return Coupled(depth=depth, context_init="").init(model, 0)
+    return Maple(depth=depth, context_init="").init(model, 0)
 
 
 @pytest.mark.parametrize(("depth", "maps"), [(9, 3_545_856), (1, 393_984)])
 def test_parameter_counts_at_the_widths_of_vit_b_16(depth: int, maps: int) -> None:
-    tuning, init = Coupled(depth=depth), b16(depth)
+    tuning, init = Maple(depth=depth), b16(depth)
     roles = {role: {n: p for n, p in init.items() if tuning.role(n) == role} for role in ("body", "data")}
     assert numel(roles["data"]) == maps
     assert numel(roles["body"]) == depth * 2 * 512
@@ -61,7 +61,7 @@ def test_initial_values() -> None:
 
 def test_context_starts_from_a_photo_and_the_other_words_stay() -> None:
     """With prompts at depth 1 that have not been trained, the text is "a photo of a {}." and nothing else."""
-    tuning = Coupled(depth=1)
+    tuning = Maple(depth=1)
     init = tuning.init(MODEL, 0)
     assert torch.equal(init["context"], MODEL.words("a photo"))
     template = MODEL.text(MODEL.weights, MODEL.sentences("a photo of a {}."))
@@ -70,11 +70,11 @@ def test_context_starts_from_a_photo_and_the_other_words_stay() -> None:
 
 @pytest.mark.parametrize(("context", "words"), [(2, ""), (3, "a photo"), (2, "   "), (2, "a zebra crosses")])
 def test_words_that_do_not_fit_leave_random_vectors_alone_with_the_name(context: int, words: str) -> None:
-    tuning = Coupled(depth=1, context=context, context_init=words)
+    tuning = Maple(depth=1, context=context, context_init=words)
     init = tuning.init(MODEL, 0)
     assert init["context"].shape == (context, MODEL.text_width)
     assert tuning.sentences(MODEL) is MODEL.sentences("{}.", context)
-    other = Coupled(depth=1, context=context, context_init=words).init(MODEL, 1)
+    other = Maple(depth=1, context=context, context_init=words).init(MODEL, 1)
     assert not torch.equal(init["context"], other["context"])
 
 
@@ -136,7 +136,7 @@ def plain_logits(p: Params, x: Tensor, depth: int) -> Tensor:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_coupling_written_out(depth: int) -> None:
-    tuning = Coupled(depth=depth)
+    tuning = Maple(depth=depth)
     g = torch.Generator().manual_seed(2)
     params = {n: p + 0.05 * torch.randn(p.shape, generator=g) for n, p in tuning.init(MODEL, 0).items()}
     expected = plain_logits(params, images(), depth)
@@ -148,7 +148,7 @@ def test_coupling_written_out(depth: int) -> None:
 
 
 def test_embedded_inputs_stand_for_images() -> None:
-    tuning = Coupled(depth=2)
+    tuning = Maple(depth=2)
     params, x = tuning.init(MODEL, 0), images()
     embedded = batch_of(x)._replace(x=torch.empty(3, 0), frozen={"hidden": tuning.embed(MODEL, x)})
     assert torch.equal(tuning.features(MODEL, params, embedded, CTX), tuning.features(MODEL, params, batch_of(x), CTX))
@@ -156,7 +156,7 @@ def test_embedded_inputs_stand_for_images() -> None:
 
 
 def test_a_token_prompt_around_it_enters_the_first_layer() -> None:
-    inner = Coupled(depth=1)
+    inner = Maple(depth=1)
     tuning = TokenPrompt(prompt_tokens=3, inner=inner)
     params = tuning.init(MODEL, 0)
     found = tuning.features(MODEL, params, batch_of(images()), CTX)
@@ -165,17 +165,17 @@ def test_a_token_prompt_around_it_enters_the_first_layer() -> None:
 
 def test_too_deep_prompts_name_the_setting_and_the_range() -> None:
     with pytest.raises(UserError, match=r'method\.depth = 9 must be 1 to 3, .* "clip-mini"'):
-        Coupled().check(MODEL)
-    Coupled(depth=3).check(MODEL)
+        Maple().check(MODEL)
+    Maple(depth=3).check(MODEL)
 
 
 def test_other_backbones_are_refused() -> None:
     with pytest.raises(UserError, match=r'backbone\.name = "vit-tiny": .* need a CLIP'):
-        Coupled().check(vit((3, 8, 8), 4, 0, width=16, depth=1, heads=2))
+        Maple().check(vit((3, 8, 8), 4, 0, width=16, depth=1, heads=2))
 
 
 def test_other_methods_run_on_it(tmp_path: Path) -> None:
-    method = FedProx(tuning=Coupled(depth=2), epochs=1, mu=0.1)
+    method = FedProx(tuning=Maple(depth=2), epochs=1, mu=0.1)
     case = Case(method, MODEL, tiny_federation(tmp_path, SIZES, 32))
     memory = case.run(rounds=1)
     assert memory.state is not None

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, initial, local_round
 
-from promptfed.method import Update
 from promptfed.methods import create
+from promptfed.phases import Update
 from tiny import Numbers, descend, distance, gradients, near, numbers, plan, same, work
 
 

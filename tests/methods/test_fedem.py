@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.clients.host import read_message
+from promptfed.clients.messages import read_update
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Phase, Update
 from promptfed.methods import create
 from promptfed.methods.fedem import FedEm, Mixture
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Update
 from promptfed.testing import check_method
 from promptfed.training import Trained, Work, train
-from promptfed.tuning import Full, TextContext, Tokens
+from promptfed.tuning import Full
+from promptfed.tunings.text import TextContext
+from promptfed.tunings.tokens import Tokens
 from tiny import (
     CLASSES,
     ROUND,
@@ -88,7 +90,7 @@ def whole(n: int = 6, weight: torch.Tensor | None = None, extra: Params | None =
 
 
 def context(stats: Params | None = None) -> Context:
-    return Context({}, {}, Phase({}, 1), torch.tensor(6), torch.ones(CLASSES), stats=stats or {})
+    return Context({}, {}, None, torch.tensor(6), torch.ones(CLASSES), stats=stats or {})
 
 
 def local_round(method: FedEm, one: Work) -> Trained:
@@ -227,7 +229,7 @@ def test_pi_is_kept_and_nothing_of_it_is_sent(tmp_path: Path) -> None:
     first = host.work(0, down, 1)
     np.testing.assert_allclose(first.params["mixture"].numpy(), 1 / 3)  # a newcomer
     _, blobs = host.train([first], 1, score=False)
-    up, stats = read_message(blobs[0])
+    up, stats = read_update(blobs[0])
     assert "mixture" not in up
     assert stats["q"].numel() == 0
     pi = host.work(0, down, 2).params["mixture"]

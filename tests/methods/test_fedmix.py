@@ -8,11 +8,11 @@ import torch
 from torch.func import vmap
 
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Holdings, Phase
 from promptfed.methods import create
 from promptfed.methods.fedmix import FedMix
 from promptfed.models.vit import vit
 from promptfed.params import Params
+from promptfed.phases import Batch, Context, Holdings
 from promptfed.testing import check_method
 from promptfed.training import Samples, chunks, train
 from tiny import (
@@ -58,7 +58,7 @@ def whole(n: int = 6, noise: tuple[float, float] = (0.5, 0.8)) -> Batch:
 
 
 def context(once: Params) -> Context:
-    return Context({}, {}, Phase({}, 1), torch.tensor(6), torch.ones(CLASSES), once=once)
+    return Context({}, {}, None, torch.tensor(6), torch.ones(CLASSES), once=once)
 
 
 def entropy(p: Numbers, x: np.ndarray, target: np.ndarray) -> float:

@@ -6,9 +6,9 @@ import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, context, initial, local_round, whole
 
 from promptfed.clients.wire import pack, unpack
-from promptfed.method import Update
 from promptfed.methods import create
 from promptfed.params import Params
+from promptfed.phases import Update
 from tiny import Numbers, arrays, cross_entropy, descend, gradients, near, numbers, plan, same, samples, work
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from promptfed.errors import UserError
-from promptfed.method import Context, Phase, Update
 from promptfed.methods import create
 from promptfed.methods.fedpr import FedPr
 from promptfed.models.vit import vit
 from promptfed.params import Params
+from promptfed.phases import Context, Update
 from promptfed.testing import check_method
 from promptfed.training import Trained, Work, chunks, train
 from tiny import (
@@ -59,7 +59,7 @@ def local_round(method: FedPr, one: Work) -> Params:
 
 
 def context(down: Params) -> Context:
-    return Context(down, {}, Phase({}, 1), torch.tensor(N), torch.ones(CLASSES))
+    return Context(down, {}, None, torch.tensor(N), torch.ones(CLASSES))
 
 
 def received(learnt: torch.Tensor = LATER) -> Params:
@@ -134,7 +134,7 @@ def test_padding_counts_for_nothing() -> None:
     down = received()
     p = near(MODEL.weights, 3)
     (whole,) = chunks(samples(6, 1))
-    ctx = Context(down, {}, Phase({}, 1), torch.tensor(6), torch.ones(CLASSES), method.closed(down))
+    ctx = Context(down, {}, None, torch.tensor(6), torch.ones(CLASSES), method.closed(down))
     padded = whole._replace(weight=torch.tensor([1.0, 1, 1, 1, 0, 0]))
     short = whole._replace(x=whole.x[:4], y=whole.y[:4])
     a, b = (method.loss(MODEL, p, one, ctx)[0] for one in (padded, short))

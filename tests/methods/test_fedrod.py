@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from promptfed.errors import UserError
-from promptfed.method import Batch, Context, Phase
 from promptfed.methods import create
 from promptfed.methods.fedrod import FedRod, TwoHeads
 from promptfed.params import Params
+from promptfed.phases import Batch, Context
 from promptfed.testing import check_method
 from promptfed.training import train
 from tiny import (
@@ -80,7 +80,7 @@ def whole(n: int = 6) -> Batch:
 
 
 def context(counts: Any) -> Context:
-    return Context({}, {}, Phase({}, 1), torch.tensor(6), torch.tensor(counts))
+    return Context({}, {}, None, torch.tensor(6), torch.tensor(counts))
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5])

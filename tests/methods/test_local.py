@@ -2,8 +2,8 @@
 
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, initial, local_round
 
-from promptfed.method import Update
 from promptfed.methods import create
+from promptfed.phases import Update
 from tiny import descend, numbers, plan, same, work
 
 

@@ -7,9 +7,12 @@ import pytest
 
 from promptfed import methods
 from promptfed.errors import UserError
-from promptfed.method import FedAvg, Phase
+from promptfed.method import FedAvg
 from promptfed.methods import ALIASES, METHODS, create, settings
-from promptfed.tuning import Full, Optimizer
+from promptfed.methods.dp2fl import Dp2fl
+from promptfed.methods.dp2fl.sealed import SealedDp2fl
+from promptfed.phases import Optimizer, Phase
+from promptfed.tuning import Full
 from tiny import PLAIN
 
 COMPOSITIONS = sorted(
@@ -155,3 +158,12 @@ def test_phases_carry_the_methods_optimiser() -> None:
     method = create("fedavg", {"optimizer": "adamw", "lr": 0.2, "weight_decay": 0.1, "momentum": 0.3, "batch_size": 5})
     expected = Optimizer(kind="adamw", lr=0.2, momentum=0.3, weight_decay=0.1)
     assert method.phases(1) == (Phase({"head": expected, "body": expected}, 5, epochs=5),)
+
+
+def test_a_mode_with_a_class_of_its_own() -> None:
+    sealed = create("dp2fl", {"privacy": "sealed", "depth": 2})
+    assert type(sealed) is SealedDp2fl
+    assert create("dp2fl", settings(sealed)) == sealed
+    assert type(create("dp2fl", {"privacy": "open"})) is Dp2fl
+    with pytest.raises(ValueError, match=r'method\.privacy = "sealed" is not a mode of Dp2fl, use SealedDp2fl'):
+        Dp2fl(privacy="sealed")

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from promptfed.method import Update
 from promptfed.methods import create
 from promptfed.methods.pfedme import PFedMe
+from promptfed.phases import Update
 from promptfed.testing import check_method
 from promptfed.training import train
 from tiny import (

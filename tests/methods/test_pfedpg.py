@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.method import Context, Phase, State, Update
+from promptfed.method import State
 from promptfed.methods import create
 from promptfed.methods.pfedpg import PFedPg
 from promptfed.models.vit import vit
 from promptfed.params import Params, numel
+from promptfed.phases import Context, Update
 from promptfed.server import Plan, run
 from promptfed.testing import Case, Memory, check_method, tiny_federation
-from promptfed.tuning import Tokens
+from promptfed.tunings.tokens import Tokens
 
 K, WIDTH = 3, 8
 MODEL = vit((3, 8, 8), 4, 0, width=WIDTH, depth=2, heads=2)
@@ -120,7 +121,7 @@ def test_only_the_change_of_the_prompts_goes_up() -> None:
     method = method_of()
     params = method.tuning.init(MODEL, 0)
     down: Params = {"tokens.0": params["tokens.0"] - 1}
-    up = method.upload(params, Context(down, {}, Phase({}, 1), NEVER, torch.zeros(4)))
+    up = method.upload(params, Context(down, {}, None, NEVER, torch.zeros(4)))
     assert up.keys() == {"tokens.0"}
     torch.testing.assert_close(up["tokens.0"], torch.ones(K, WIDTH))
 

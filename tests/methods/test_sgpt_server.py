@@ -8,8 +8,8 @@ import torch
 from sgpt_toy import GROUP, HEAD, MODEL, SHARED, G, small, some
 from torch import Tensor
 
-from promptfed.method import Update
 from promptfed.methods.sgpt import Sgpt
+from promptfed.phases import Update
 
 
 def updates(method: Sgpt, sizes: tuple[int, ...], selected: Any) -> list[Update]:

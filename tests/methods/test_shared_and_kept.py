@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial
 
-from promptfed.clients.host import read_message
+from promptfed.clients.messages import read_update
 from promptfed.methods import METHODS, create
 from promptfed.tuning import Tuning
 from tiny import BODY, PLAIN, toy_host
@@ -48,11 +48,11 @@ def test_everything_a_client_sends_after_a_round_is_shared(name: str, tmp_path: 
     host = toy_host(method, tmp_path)
     state = method.begin(MODEL, host.init, 0)
     client = host.work(1, method.down(state, 1), 1)
-    notes, blobs = host.train([client], 1, score=False)
-    up, stats = read_message(blobs[0])
+    results, blobs = host.train([client], 1, score=False)
+    up, stats = read_update(blobs[0])
     assert set(up) == set(method.shared(client.params))
     assert not stats
-    assert notes[0]["n"] == 6
+    assert results[0].n == 6
     # What is kept is found again at the next round, changed.
     later = host.work(1, method.down(state, 1), 2)
     assert all(not torch.equal(later.params[side], client.params[side]) for side in SIDES)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, initial, local_round
 
-from promptfed.method import Update
 from promptfed.methods import create
+from promptfed.phases import Update
 from promptfed.training import train
 from tiny import BODY, HEAD, ROUND, SEED, descend, distance, near, numbers, plan, same, work
 

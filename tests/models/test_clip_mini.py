@@ -26,11 +26,16 @@ def words() -> Tokenizer:
     return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 
 
+def normalised(model: CLIP, pictures: torch.Tensor) -> torch.Tensor:
+    assert model.preprocess is not None
+    mean, std = (torch.tensor(v).reshape(-1, 1, 1) * 255 for v in (model.preprocess.mean, model.preprocess.std))
+    return (pictures.float() - mean) / std
+
+
 def accuracy(model: CLIP, scenes: shapes.Scenes) -> float:
     pictures = torch.from_numpy(shapes.draw(scenes, seed=4321))
-    assert model.preprocess is not None
     with torch.no_grad():
-        features = model.features(model.weights, model.preprocess(pictures))
+        features = model.features(model.weights, normalised(model, pictures))
         told = model.classify(model.weights, features).argmax(1).numpy()
     return 100 * float((told == scenes.shape).mean())
 
@@ -75,8 +80,7 @@ def test_equals_transformers(model: CLIP, words: Tokenizer) -> None:
     width = max(len(one.ids) for one in encoded)
     end = words.token_to_id("<|endoftext|>")
     ids = torch.tensor([one.ids + [end] * (width - len(one.ids)) for one in encoded])
-    assert model.preprocess is not None
-    x = model.preprocess(pictures)
+    x = normalised(model, pictures)
     with torch.no_grad():
         expected = theirs(input_ids=ids, pixel_values=x).logits_per_image
         ours = model.classify(model.weights, model.features(model.weights, x))

@@ -12,7 +12,8 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTMod
 
 from promptfed.models import CLIP, build
 from promptfed.models.pretrained import layouts
-from promptfed.models.pretrained.layouts import Convolutions, Entry, Image, Text, Transformer
+from promptfed.models.pretrained.layouts import Weight
+from promptfed.models.pretrained.shapes import ClipShape, Convolutions, Patches, Text, Transformer, VitShape
 from promptfed.params import numel
 
 VISION = Transformer(12, 768, 12, 3072, 1e-5, "quick_gelu")
@@ -20,7 +21,7 @@ WORDS = Transformer(12, 512, 8, 2048, 1e-5, "quick_gelu")
 TEXT = Text(49408, 77)
 
 
-def ours(entries: Iterable[Entry]) -> int:
+def ours(entries: Iterable[Weight]) -> int:
     """Parameters of the model that a layout becomes, without any memory for them."""
     made = {e.ours: e.make(*(torch.empty(e.shape, device="meta") for _ in e.theirs)) for e in entries}
     return numel(made)
@@ -32,7 +33,7 @@ def theirs(shapes: Shapes) -> int:
     return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(statistics))
 
 
-def names(entries: Iterable[Entry]) -> Shapes:
+def names(entries: Iterable[Weight]) -> Shapes:
     return {name: e.shape for e in entries for name in e.theirs}
 
 
@@ -40,32 +41,34 @@ def names(entries: Iterable[Entry]) -> Shapes:
 def test_clip_vit_b(patch: int, count: int) -> None:
     shapes = open_clip_vit(768, 12, 224, patch, 512) | open_clip_text(512, 12, 49408, 77, 512)
     assert theirs(shapes) == count
-    image = Image(224, patch)
-    assert ours(layouts.clip_open_clip(image, VISION, TEXT, WORDS, 512)) == count
-    assert names(layouts.clip_open_clip(image, VISION, TEXT, WORDS, 512)) == shapes
-    assert ours(layouts.clip_transformers(image, VISION, TEXT, WORDS, 512)) == count
+    shape = ClipShape(Patches(224, patch), VISION, TEXT, WORDS, 512)
+    assert ours(layouts.clip_open_clip(shape)) == count
+    assert names(layouts.clip_open_clip(shape)) == shapes
+    assert ours(layouts.clip_transformers(shape)) == count
     with torch.device("meta"):
         model = CLIPModel(CLIPConfig(vision_config={"patch_size": patch}))
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    assert names(layouts.clip_transformers(image, VISION, TEXT, WORDS, 512)) == expected
+    assert names(layouts.clip_transformers(shape)) == expected
 
 
 def test_clip_rn50() -> None:
     shapes = open_clip_resnet(64, (3, 4, 6, 3), 224, 1024) | open_clip_text(512, 12, 49408, 77, 1024)
     assert theirs(shapes) == 102_007_137
-    rn50 = Convolutions(224, (3, 4, 6, 3), 64)
-    assert rn50.heads == 32
-    assert ours(layouts.clip_open_clip(rn50, None, TEXT, WORDS, 1024)) == 102_007_137
-    found = names(layouts.clip_open_clip(rn50, None, TEXT, WORDS, 1024))
+    convolutions = Convolutions(224, (3, 4, 6, 3), 64)
+    assert convolutions.heads == 32
+    rn50 = ClipShape(convolutions, None, TEXT, WORDS, 1024)
+    assert ours(layouts.clip_open_clip(rn50)) == 102_007_137
+    found = names(layouts.clip_open_clip(rn50))
     assert found == {name: shape for name, shape in shapes.items() if not name.endswith("num_batches_tracked")}
 
 
 def test_vit_b16_with_10_classes() -> None:
     head = 768 * 10 + 10
-    assert ours(layouts.vit_timm(Image(224, 16), VISION)) + head == 85_806_346
-    assert ours(layouts.vit_transformers(Image(224, 16), VISION)) + head == 85_806_346
+    shape = VitShape(Patches(224, 16), VISION)
+    assert ours(layouts.vit_timm(shape)) + head == 85_806_346
+    assert ours(layouts.vit_transformers(shape)) + head == 85_806_346
     shapes = timm_vit(768, 12, 3072, 224, 16, 21843)
-    found = names(layouts.vit_timm(Image(224, 16), VISION))
+    found = names(layouts.vit_timm(shape))
     assert found == {name: shape for name, shape in shapes.items() if not name.startswith("head.")}
 
 

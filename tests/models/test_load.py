@@ -23,6 +23,7 @@ from test_resnet import reference as resnet_reference
 from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizer, ViTConfig, ViTForImageClassification, ViTModel
 
+from promptfed.data.images import Resize
 from promptfed.models import CLIP, ViT, build
 from promptfed.models.pretrained.load import load
 
@@ -65,7 +66,7 @@ def test_clip_of_transformers(clip_folder: Path) -> None:
     model = build(str(clip_folder), (3, 16, 16), 3, 0, CLASSES)
     assert isinstance(model, CLIP)
     assert model.preprocess is not None
-    assert (model.preprocess.shortest, model.preprocess.interpolation) == (16, "bilinear")
+    assert model.preprocess.resize == Resize((16, 16), "shortest", 16, "bilinear")
     assert model.preprocess.mean == (0.4, 0.4, 0.4)
     x = images(16)
     words = tokenizer(SENTENCES, padding="max_length", max_length=LENGTH, return_tensors="pt")
@@ -160,7 +161,7 @@ def test_vit_of_timm(config: str, tmp_path: Path) -> None:
     expected = norm(h[:, 0], w["norm.weight"], w["norm.bias"], 1e-6)
     assert (model.features(model.weights, x) - expected).abs().max() < 1e-5
     assert model.preprocess is not None
-    assert (model.preprocess.size, model.preprocess.shortest) == ((16, 16), 17)
+    assert (model.resize.size, model.resize.scaled) == ((16, 16), 17)
 
 
 def test_the_head_comes_from_the_seed_and_the_body_from_the_file(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_fewer_layers_than_the_config_says(clip_folder: Path, tmp_path: Path) ->
         ("vision_config", "patch_size", 4, "instead of"),
         ("text_config", "vocab_size", 49408, r"instead of \[49408, 32\]"),
         ("text_config", "intermediate_size", 47, r"instead of \[47, 32\]"),
-        ("vision_config", "hidden_act", "relu", r'activation "relu" is not known \(allowed: gelu, quick_gelu\)'),
+        ("vision_config", "hidden_act", "relu", r'activation = "relu" is not supported \(allowed: gelu, quick_gelu\)'),
         ("vision_config", "num_attention_heads", 5, "5 heads do not divide a width of 24"),
     ],
 )

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from promptfed import models
 from promptfed.methods import create
-from promptfed.models.pretrained.layouts import Convolutions, _resnet
+from promptfed.models.pretrained.layouts import _resnet
+from promptfed.models.pretrained.shapes import Convolutions
 from promptfed.models.resnet import ResNet
 from promptfed.training import Samples, Work, train
 

@@ -12,19 +12,20 @@ from PIL import Image
 
 from promptfed.cli.report import report
 from promptfed.errors import UserError
-from promptfed.report import page, page_charts, page_data, page_images, page_numbers
+from promptfed.report import gather, numbers, page, page_charts
+from promptfed.report.page import images
 from promptfed.runs.api import Result
 
 Make = Callable[..., Result]
 
 
-def column(name: str) -> page_numbers.Column:
-    return next(one for one in page_numbers.COLUMNS if one.key == name)
+def column(name: str) -> numbers.Column:
+    return next(one for one in numbers.COLUMNS if one.key == name)
 
 
 def shown(*folders: Path) -> str:
     """The page without its libraries."""
-    text, _ = page.build(page_data.gather(folders))
+    text, _ = page.build(gather.gather(folders))
     return re.sub(r"<script>.*?</script>", "", text.replace(page._bundle(), ""), flags=re.DOTALL)
 
 
@@ -32,30 +33,30 @@ def shown(*folders: Path) -> str:
 
 
 def test_seeds_are_put_together_and_missing_numbers_say_why(comparison: Path) -> None:
-    found = page_data.gather([comparison])
+    found = gather.gather([comparison])
     assert [group.label for group in found.groups] == [HOSTILE, "FedAvg", "local"]
     assert not found.problems
     first, fedavg, _ = found.groups
-    local = page_numbers.cell(first, column("local"), "last")
+    local = numbers.cell(first, column("local"), "last")
     assert (local.mean, local.std) == (pytest.approx(0.65), pytest.approx(np.std([0.6, 0.7], ddof=1)))
-    assert page_numbers.cell(fedavg, column("local"), "mean_of_last_10").mean == pytest.approx(0.5 * 10 / 16, abs=0.01)
-    wide = page_numbers.cell(first, column("global"), "last")
+    assert numbers.cell(fedavg, column("local"), "mean_of_last_10").mean == pytest.approx(0.5 * 10 / 16, abs=0.01)
+    wide = numbers.cell(first, column("global"), "last")
     assert wide.mean is None
     assert 'eval.pooled = "never"' in wide.why
-    assert 'eval.after_local = "none"' in page_numbers.cell(first, column("after"), "last").why
-    assert "validation" in page_numbers.cell(first, column("local"), "chosen_on_validation").why
-    assert page_numbers.cell(fedavg, column("bytes"), "last").mean == 600
+    assert 'eval.after_local = "none"' in numbers.cell(first, column("after"), "last").why
+    assert "validation" in numbers.cell(first, column("local"), "chosen_on_validation").why
+    assert numbers.cell(fedavg, column("bytes"), "last").mean == 600
 
 
 def test_columns_of_newcomers_and_common_models_are_there_where_some_run_has_them(make: Make) -> None:
     plain = make("plain", history(0.5), rounds=4)
-    assert not {"common", "newcomers"} & {c.key for c in page_numbers.columns(page_data.gather([plain.folder]))}
+    assert not {"common", "newcomers"} & {c.key for c in numbers.columns(gather.gather([plain.folder]))}
     more = {"common": stage([0.3, 0.5]), "newcomers_aggregated": stage([0.2])}
     other = make("other", history(0.5, **more), rounds=4, method="fedrod")
-    found = page_data.gather([plain.folder, other.folder])
-    assert {"common", "common_global", "newcomers"} <= {c.key for c in page_numbers.columns(found)}
-    assert page_numbers.cell(found.groups[1], column("newcomers"), "last").mean == 0.2
-    assert "no common model" in page_numbers.cell(found.groups[0], column("common"), "last").why
+    found = gather.gather([plain.folder, other.folder])
+    assert {"common", "common_global", "newcomers"} <= {c.key for c in numbers.columns(found)}
+    assert numbers.cell(found.groups[1], column("newcomers"), "last").mean == 0.2
+    assert "no common model" in numbers.cell(found.groups[0], column("common"), "last").why
 
 
 def test_runs_of_one_method_with_other_settings_are_told_apart(make: Make) -> None:
@@ -64,7 +65,7 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(make: Make) -> No
         make("two", history(0.6), rounds=4, seed=1).folder,
         make("three", history(0.7), rounds=4, fraction=0.5).folder,
     ]
-    found = page_data.gather([*folders, folders[0]])
+    found = gather.gather([*folders, folders[0]])
     assert [(group.label, len(group.entries)) for group in found.groups] == [("fedavg · one", 2), ("fedavg · three", 1)]
 
 
@@ -75,7 +76,7 @@ def test_an_unfinished_run_shows_what_it_has(make: Make, tmp_path: Path) -> None
     make("m-seed0", history(0.5), rounds=4)
     make("m-seed1", history(0.5)[:2], rounds=4, seed=1)
     make("n-seed0", [line(1, [0])], rounds=4)
-    found = page_data.gather([tmp_path])
+    found = gather.gather([tmp_path])
     assert [group.label for group in found.groups] == ["m", "m (seed 1, 2 of 4 rounds)", "n (1 of 4 rounds)"]
     assert ["not finished" in one for one in found.problems] == [True, True]
     assert "no round has been evaluated yet" in shown(tmp_path)
@@ -105,21 +106,21 @@ def test_lines_behind_a_broken_one_are_missed(comparison: Path) -> None:
     file = comparison / "local-seed0" / "rounds.jsonl"
     first, *_ = file.read_text().splitlines()
     file.write_text(f"{first}\nrubbish\n")
-    found = page_data.gather([comparison])
+    found = gather.gather([comparison])
     assert len(found.problems) == 2, "the run counts as unfinished too, by its record"
     assert "readable up to round 1 of 4" in found.problems[0]
 
 
 def test_folders_without_a_run_are_refused(tmp_path: Path, make: Make) -> None:
     with pytest.raises(UserError, match="is no folder"):
-        page_data.gather([tmp_path / "nowhere"])
+        gather.gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no run and no comparison"):
-        page_data.gather([tmp_path / "empty"])
+        gather.gather([tmp_path / "empty"])
     result = make("a", history(0.5))
     (result.folder / "config.toml").write_text("[")
     with pytest.raises(UserError, match="cannot be read"):
-        page_data.gather([result.folder])
+        gather.gather([result.folder])
     (tmp_path / "file").write_text("")
     (result.folder / "config.toml").unlink()
     with pytest.raises(UserError, match="--out"):
@@ -143,7 +144,7 @@ def test_what_the_page_says(comparison: Path, make: Make) -> None:
     text = shown(comparison)
     assert "<b>&quot;A&quot;" not in text
     assert HOSTILE not in text
-    assert "</script><script>boom" not in page.build(page_data.gather([comparison]))[0]
+    assert "</script><script>boom" not in page.build(gather.gather([comparison]))[0]
     for told in ("Drift &lt;of&gt; prompts", "They drift.", "0.25", "non-finite loss", "client-1"):
         assert told in text
     assert "broken.png is no picture that can be shown" in text
@@ -183,7 +184,7 @@ def test_many_clients_rounds_and_methods_stay_small(make: Make, tmp_path: Path) 
     for i in range(12):
         lines = [line(at, [0], aggregated=stage(accuracies if at == 300 else [0.5])) for at in range(1, 301)]
         make(f"m{i}-seed0", lines, clients=0, rounds=300)
-    found = page_data.gather([tmp_path])
+    found = gather.gather([tmp_path])
     charts = [page_charts.clients(found), page_charts.curves(found)[0]]
     assert all(chart and len(json.dumps(chart.spec)) < 250_000 for chart in charts)
     rows = next(iter(charts[1].spec["datasets"].values())) if charts[1] else []
@@ -191,8 +192,8 @@ def test_many_clients_rounds_and_methods_stay_small(make: Make, tmp_path: Path) 
 
 
 def test_thin_keeps_both_ends() -> None:
-    assert page_numbers.thin(range(5), 9) == [0, 1, 2, 3, 4]
-    some = page_numbers.thin(range(1000), 7)
+    assert numbers.thin(range(5), 9) == [0, 1, 2, 3, 4]
+    some = numbers.thin(range(1000), 7)
     assert (len(some), some[0], some[-1]) == (7, 0, 999)
 
 
@@ -203,6 +204,6 @@ def test_ranges() -> None:
 def test_pictures_are_shown_once(comparison: Path) -> None:
     for name in ("local-seed0", "fedavg-seed0"):
         Image.new("RGB", (3000, 200), "blue").save(comparison / name / "partition.png")
-    drawn, problems = page_images.embed(page_images.find(page_data.gather([comparison])), 10**6)
+    drawn, problems = images.embed(images.find(gather.gather([comparison])), 10**6)
     assert [(one.picture.kind, one.width) for one in drawn] == [("partition", 1100)]
     assert not problems

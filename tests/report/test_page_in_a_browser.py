@@ -17,6 +17,7 @@ import pytest
 from handmade import HOSTILE, history, line
 from PIL import Image
 
+from limits import HANG
 from promptfed.report import page
 from promptfed.runs.api import Result
 from promptfed.runs.comparison import Row
@@ -67,7 +68,7 @@ class Browser:
             data = data[os.write(self._ask, data) :]
         while True:
             while b"\0" not in self._rest:
-                ready, _, _ = select.select([self._answers], [], [], 180)
+                ready, _, _ = select.select([self._answers], [], [], HANG)
                 part = os.read(self._answers, 1 << 16) if ready else b""
                 assert part, "the browser is gone, or hangs"
                 self._rest += part
@@ -94,7 +95,7 @@ class Browser:
         self.drawn()
 
     def drawn(self) -> None:
-        for _ in range(600):
+        for _ in range(10 * HANG):
             found = self.js("document.documentElement?.dataset.charts")
             if found in ("drawn", "failed"):
                 assert found == "drawn", self.complaints()

@@ -11,8 +11,9 @@ from handmade import history, line, stage
 from PIL import Image
 
 from promptfed import privacy
-from promptfed.report import page, page_charts, page_data, page_images, page_numbers, page_tasks
-from promptfed.report.page_numbers import KINDS
+from promptfed.report import gather, numbers, page, page_charts, tasks
+from promptfed.report.numbers import KINDS
+from promptfed.report.page import images
 from promptfed.runs.api import Result
 
 Make = Callable[..., Result]
@@ -21,7 +22,7 @@ WORDS = "digits, dirichlet (alpha 0.3), 3 clients"
 
 def shown(*folders: Path) -> str:
     """The page without its libraries."""
-    text, _ = page.build(page_data.gather(folders))
+    text, _ = page.build(gather.gather(folders))
     return re.sub(r"<script>.*?</script>", "", text.replace(page._bundle(), ""), flags=re.DOTALL)
 
 
@@ -41,8 +42,8 @@ def bold(text: str, column: int) -> list[str]:
 
 
 def of(folders: list[Path]) -> list[tuple[str, list[str]]]:
-    found = page_data.gather(folders)
-    return [(task.words, [group.label for group in task.groups]) for task in page_tasks.tasks(found)]
+    found = gather.gather(folders)
+    return [(task.words, [group.label for group in task.groups]) for task in tasks.tasks(found)]
 
 
 # ---- tasks
@@ -144,7 +145,7 @@ def sites(make: Make, name: str = "first", rounds: list[dict[str, Any]] | None =
 
 def test_nobody_has_partitioned_a_consortium(make: Make) -> None:
     folder = sites(make)
-    found = page_data.gather([folder])
+    found = gather.gather([folder])
     text = shown(folder)
     said = words(text)
     assert "fedavg on ours, 3 sites" in said
@@ -163,11 +164,11 @@ def test_nobody_has_partitioned_a_consortium(make: Make) -> None:
 
 def test_means_over_fewer_clients_are_marked(make: Make) -> None:
     folder = sites(make)
-    group = page_data.gather([folder]).groups[0]
+    group = gather.gather([folder]).groups[0]
     last, mean, _ = KINDS
-    column = page_numbers.COLUMNS[0]
-    assert page_numbers.cell(group, column, last).why == "of 2 of 3 clients: the others were not evaluated"
-    assert "of fewer than all 3 clients in 1 of these 4" in page_numbers.cell(group, column, mean).why
+    column = numbers.COLUMNS[0]
+    assert numbers.cell(group, column, last).why == "of 2 of 3 clients: the others were not evaluated"
+    assert "of fewer than all 3 clients in 1 of these 4" in numbers.cell(group, column, mean).why
     said = words(shown(folder))
     assert "70.0 %, mean over clients (of 2 of 3 clients: the others were not evaluated)" in said
     assert "Not evaluated in the last round of fedavg: site 2." in said
@@ -234,7 +235,7 @@ def test_every_partition_is_shown_under_its_heading(make: Make) -> None:
     folder = make("a", history(0.5), rounds=4).folder
     for name, colour in (("partition.png", "blue"), ("partition-2.png", "red"), ("partition-free.png", "green")):
         Image.new("RGB", (300, 200), colour).save(folder / name)
-    found = page_images.find(page_data.gather([folder]))
+    found = images.find(gather.gather([folder]))
     assert {one.path.name for one in found if one.kind == "partition"} == {"partition.png", "partition-2.png"}
 
 
@@ -244,12 +245,12 @@ def test_pictures_are_made_smaller_before_one_is_left_out(tmp_path: Path) -> Non
         path = tmp_path / f"{i}.png"
         image = Image.effect_noise((1600, 900), 60)
         image.save(path)
-        pictures.append(page_images.Picture(path, "noise", "picture"))
-    whole, _ = page_images.embed(pictures, 10**8)
-    least, colours = page_images._SIZES[-1]
-    small = [page_images._small(p, Image.open(p.path).convert("RGBA"), least, colours) for p in pictures]
-    drawn, problems = page_images.embed(pictures, sum(len(one.uri) for one in small))
-    assert [one.width for one in whole] == [page_images._SIZES[0][0]] * 4
+        pictures.append(images.Picture(path, "noise", "picture"))
+    whole, _ = images.embed(pictures, 10**8)
+    least, colours = images._SIZES[-1]
+    small = [images._small(p, Image.open(p.path).convert("RGBA"), least, colours) for p in pictures]
+    drawn, problems = images.embed(pictures, sum(len(one.uri) for one in small))
+    assert [one.width for one in whole] == [images._SIZES[0][0]] * 4
     assert [one.width for one in drawn] == [least] * 4
     assert not problems
-    assert len(page_images.embed(pictures, 10)[0]) == 0
+    assert len(images.embed(pictures, 10)[0]) == 0

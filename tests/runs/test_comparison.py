@@ -81,7 +81,11 @@ def test_a_column_has_settings_of_some_method() -> None:
     ("methods", "settings", "says"),
     [
         (("fedvpt", "promptfl"), {"backbone": "vit-mini"}, 'row "promptfl": .*has no text tower'),
-        (("fedvpt", "fedper"), {"backbone": "openai/clip-vit-base-patch16"}, 'row "fedvpt": dataset.size'),
+        (
+            ("fedvpt", "fedper"),
+            {"backbone": "openai/clip-vit-base-patch16", "dataset": {"name": "digits", "size": 32}},
+            'row "fedvpt": dataset.size',
+        ),
         (
             ("promptfl", "fedper"),
             {"backbone": "openai/clip-vit-base-patch16", "dataset": {"name": "cifar10", "size": 224}},
@@ -100,7 +104,7 @@ def test_methods_that_do_not_fit_their_backbone_are_refused_before_anything_is_t
 
 def test_what_only_values_tell_is_left_to_the_run() -> None:
     """FedEM looks at the weights of its models, and a sketch of a published backbone has none."""
-    settings = {"backbone": "google/vit-base-patch16-224", "dataset": "cifar10", "dataset.size": 224}
+    settings = {"backbone": "google/vit-base-patch16-224", "dataset": "cifar10"}  # at the size of the backbone
     comparison.check(planned(settings, ("fedem",)))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from promptfed.clients.wire import unpack
 from promptfed.errors import UserError
-from promptfed.runs.record import Busy, Folder, read_lines, result, write
+from promptfed.runs.record import Busy, Folder, read_lines, result
 from promptfed.server import Line
 
 
@@ -328,28 +328,3 @@ def test_a_path_that_cannot_be_a_folder_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         Folder(tmp_path / "file")
-
-
-def test_write_replaces_a_file_in_one_step(tmp_path: Path) -> None:
-    file = tmp_path / "x.json"
-    write(file, b"one")
-    held = file.open("rb")
-    write(file, b"two")
-    assert held.read() == b"one"  # a reader of the old file has the old file
-    held.close()
-    assert file.read_bytes() == b"two"
-    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "x.json"
-    write(file, b"one")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(file, b"two")
-    assert file.read_bytes() == b"one"
-    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]

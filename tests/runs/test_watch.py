@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from test_progress import line
 
+from limits import HANG
 from promptfed import UserError
 from promptfed.runs import config as C
 from promptfed.runs.record import Folder, at_work
@@ -152,6 +153,6 @@ def test_ctrl_c_ends_it_quietly_and_leaves_the_run_alone(tmp_path: Path) -> None
     assert process.stdout is not None
     assert "round 1/4" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[0] == ""
+    assert process.communicate(timeout=HANG)[0] == ""
     assert process.returncode == 130
     held.close()

@@ -19,7 +19,7 @@ from promptfed import UserError, serving
 from promptfed.cli import serving as command
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack, unpack
-from promptfed.data.images import pixels
+from promptfed.data.images import Resize, pixels
 from promptfed.runs.record import Busy, Folder
 
 
@@ -146,7 +146,7 @@ def test_all_kinds_of_images_give_the_same(runs, exported, tmp_path):
     expected = model.predict(files)
     assert expected.names == tuple(map(str, files))
     assert expected.probabilities.shape == (7, 4)
-    stored = np.stack([pixels(Image.open(file), 3, 16) for file in files])
+    stored = np.stack([pixels(Image.open(file), 3, Resize((16, 16))) for file in files])
     whole = np.stack([np.asarray(Image.open(file)) for file in files])  # (N, 32, 40, 3)
     for file in files:
         folder = tmp_path / "some" / file.parent.name

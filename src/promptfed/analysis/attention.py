@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
-from ..method import Batch, Context
 from ..models import CLIP, Model, ViT
 from ..params import Params
+from ..phases import Batch, Context
 from ..report import images as pictures
 from ..report.style import GREEN, VERMILION
 from ..training import CHUNK

@@ -42,8 +42,8 @@ class Found:
         """NAME.png, NAME.csv, NAME.json with title and text; further tables as NAME-KEY.csv."""
         from matplotlib.figure import Figure
 
+        from .. import files
         from ..report import images, style
-        from ..runs import record
 
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{name}.png"
@@ -53,10 +53,10 @@ class Found:
             style.save(self.picture, picture)
         written = [picture]
         for key, rows in {name: self.rows, **{f"{name}-{end}": rows for end, rows in self.more.items()}}.items():
-            record.write(out / f"{key}.csv", table(rows).encode())
+            files.write(out / f"{key}.csv", table(rows).encode())
             written.append(out / f"{key}.csv")
         caption = {"title": self.title, "text": self.text}
-        record.write(out / f"{name}.json", (json.dumps(caption, indent=1, ensure_ascii=False) + "\n").encode())
+        files.write(out / f"{name}.json", (json.dumps(caption, indent=1, ensure_ascii=False) + "\n").encode())
         return [*written, out / f"{name}.json"]
 
 

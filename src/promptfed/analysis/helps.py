@@ -11,14 +11,15 @@ import math
 import numpy as np
 import torch
 
+from .. import params as P
 from ..errors import UserError
 from ..methods.dp2fl import Dp2fl
-from ..methods.dp2fl_weights import distance, local_weights
+from ..methods.dp2fl.weights import distance, local_weights
 from ..params import Params
 from ..report import marks, style
 from ..training import context
 from .base import Found, Options
-from .opened import EVALUATE, Opened
+from .opened import Opened
 
 MOST = 20
 
@@ -33,14 +34,14 @@ def helps(opened: Opened, options: Options) -> Found:
     helped = [client for client in helpers if f"val.{client}.x" in state]  # nobody else has a data prompt of its own
     if not helped:
         raise UserError("helps: no client has validation data")
-    sets = {str(j): (state[f"val.{j}.x"].to(device), state[f"val.{j}.y"].to(device)) for j in helped}
+    sets = {str(j): P.to(P.under(state, f"val.{j}"), device) for j in helped}
     losses = np.zeros((len(helped), len(helpers)))  # [whose set, whose model]
     before: dict[int, float] = {}
     begun: dict[int, Params] = {}
     made: list[Params] = []
     for i, client in enumerate(helpers):
         work, params = opened.trained(client)
-        ctx = context(work, EVALUATE, opened.model)
+        ctx = context(work, opened.model)
         with torch.no_grad():
             found = method.losses(opened.model, params, sets, ctx)
             if client in helped:

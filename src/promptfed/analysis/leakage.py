@@ -22,7 +22,7 @@ IMAGES = 50  # at most, of each class
 
 def leakage(opened: Opened, options: Options) -> Found:
     method, init = opened.method, opened.host.init
-    if not method.shared(init) or not method.schedule(opened.round):
+    if not method.shared(init) or not method.schedule(opened.as_of):
         raise UserError(f'leakage: under "{opened.config.method.name}" clients upload nothing that they have trained')
     clients = opened.clients(options)
     index = pooled(opened, options.images or IMAGES)

@@ -22,11 +22,12 @@ from ..clients.store import Store
 from ..clients.wire import unpack
 from ..data import Federation
 from ..errors import UserError
-from ..method import Batch, Context, Method, Phase, State, split_once
+from ..method import Method, State, split_once
 from ..methods import peel
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context, Phase
 from ..report.runs import Run
 from ..runs import build, comparison
 from ..runs import config as C
@@ -35,7 +36,6 @@ from ..tuning import PrivatePrompt, Tuning, Wrapper
 from .base import Options
 
 MOST = 10  # clients that are looked at unless some are named
-EVALUATE = Phase({}, 1, name="evaluate")
 
 
 class Reading(Store):
@@ -122,8 +122,8 @@ class Opened:
         return self._checkpoint[0]
 
     @property
-    def round(self) -> int:
-        """The round that would come next: clients stand as they do in the last evaluation."""
+    def as_of(self) -> int:
+        """The round that would come next: clients' state is that of the last evaluation."""
         return self._checkpoint[1] + 1
 
     @cached_property
@@ -132,7 +132,15 @@ class Opened:
         build.limit_threads(config.engine.threads, parts.device)
         store = Reading(self.folder / "clients")
         budget = config.engine.frozen_gb * 1e9
-        return Host(parts.method, parts.model, parts.federation, store, config.seed, parts.device, 1, budget)
+        return Host(
+            method=parts.method,
+            model=parts.model,
+            federation=parts.federation,
+            store=store,
+            seed=config.seed,
+            device=parts.device,
+            frozen_bytes=budget,
+        )
 
     def close(self) -> None:
         if "host" in self.__dict__:
@@ -147,7 +155,7 @@ class Opened:
         ids = range(len(self.federation.sites))
         able = [
             client
-            for client in plan.serve(self.method, ids, self.round - 1)
+            for client in plan.serve(self.method, ids, self.as_of - 1)
             if len(getattr(self.federation.sites[client], having))
         ]
         words = {"train": "training data", "test": "test data"}[having]
@@ -162,7 +170,7 @@ class Opened:
     def work(self, client: int) -> Work:
         """The client as it stands after the run."""
         always, once = split_once(self.method.down(self.state, client))
-        work = self.host.work(client, P.to(always, self.host.device), self.round)
+        work = self.host.work(client, P.to(always, self.host.device), self.as_of)
         work.once = P.to(once, self.host.device)
         return work
 
@@ -174,13 +182,13 @@ class Opened:
     def trained(self, client: int) -> tuple[Work, Params]:
         """The client, and its parameters after one more round of local training, which nobody hears of."""
         work = self.work(client)
-        done = self._trained(work, self.method.schedule(self.round))
-        ctx = context(work, Phase({}, 1, name="report"), self.model, done.stats)
+        done = self._trained(work, self.method.schedule(self.as_of))
+        ctx = context(work, self.model, stats=done.stats)
         with torch.no_grad():
             return work, self.method.finish(done.params, ctx)
 
     def _trained(self, work: Work, phases: Sequence[Phase]) -> Any:
-        return train(self.method, self.model, [work], phases, self.config.seed, self.round)[0]
+        return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
 
     # ---- predictions
 
@@ -197,7 +205,7 @@ class Opened:
         return Samples(x, nothing.y, mean, std, frozen)
 
     def batches(self, work: Work, samples: Samples) -> Iterator[tuple[Batch, Context]]:
-        ctx = context(work, EVALUATE, self.model)
+        ctx = context(work, self.model)
         for batch in chunks(samples):
             yield batch, ctx
 

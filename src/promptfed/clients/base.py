@@ -1,36 +1,43 @@
 """The seam between the round loop and wherever the clients are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from ..method import Update
+from ..errors import UserError
 from ..params import Params
-from ..training import Score
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How one client's model does: on its own validation and test data, and on everybody's test data where known."""
-
-    client: int
-    parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
-    passes: int = 0  # samples drawn to adapt the model before it was scored
-    groups: np.ndarray | None = None  # (groups, domains) test samples, where the method has groups
+from ..phases import Update
+from ..scoring import Scores
+from .messages import (
+    Enroll,
+    Evaluate,
+    EvaluateResult,
+    ModelScores,
+    Result,
+    Second,
+    Task,
+    Train,
+    TrainResult,
+    split_update,
+)
+from .once import Once
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What an engine tells of one client while the round loop waits: that it has been asked, then that it has answered.
-    Clients that are asked as one have the seconds and samples of all of them."""
+    """What an engine tells about one client while the round loop waits: that it was asked, then that it answered.
+    Clients that train as one block have the seconds and samples of the whole block."""
 
     ask: str  # "train", "evaluate", "second" or "enroll"
     client: int
-    asked: int  # clients that this is asked of in all
+    asked: int  # number of clients that are asked this
     samples: int  # of training data
-    seconds: float | None = None  # it took to answer; none: it is under way
+    seconds: float | None = None  # until it answered; None: not yet
     error: str = ""  # it answered with, or why there is no answer
 
 
@@ -55,9 +62,118 @@ class Clients(Protocol):
         """Local training; with `score`, also how the trained models do. May return fewer than asked: clients fail."""
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
-        """The second message of a round, which clients answer by remembering something; -> bytes it took each."""
+        """The second message of a round, which clients answer by remembering something; -> bytes sent to each."""
 
-    def evaluate(self, sent: Mapping[int, Params], round: int, pooled: bool, after_local: bool) -> list[Scores]:
-        """Scores as received (and adapted, where the method adapts), or after a round of local training on a copy."""
+    def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
+        """Scores as received (and adapted, where the method adapts), or after a round of local training on a copy.
+        Clients' own state is that of the start of round `as_of`: after round r it is r + 1."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer, or why there is none."""
+
+    client: int
+    result: Result | None = None
+    tensors: Params = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    error: str = ""
+
+
+class MessageClients(Clients):
+    """Clients that are asked by messages. An engine delivers them: exchange()."""
+
+    def __init__(self, sizes: dict[int, int]) -> None:
+        self._sizes = sizes
+        self._once = Once()
+        self._tell: Tell = lambda notice: None
+
+    @abstractmethod
+    def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
+        """Asks clients, in this order, and yields their replies as they come; none of those that do not answer."""
+
+    def watch(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def ids(self) -> list[int]:
+        return list(self._sizes)
+
+    def sizes(self) -> dict[int, int]:
+        return self._sizes
+
+    def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
+        found = {reply.client: reply for reply in self._ask(Enroll(), {client: {} for client in clients})}
+        for client in clients:
+            why = found[client].error if client in found else "no answer; resume the run when its node is there"
+            if why:
+                raise UserError(f"client {client} cannot be enrolled: {why}")
+        return {client: found[client].tensors for client in clients}
+
+    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
+        updates, scores = [], []
+        for reply in self._ask(Train(round=round, score=score), sent):
+            client, one = reply.client, reply.result
+            if one is None:
+                updates.append(Update(client, sent[client], {}, 0, error=reply.error))
+                continue
+            assert isinstance(one, TrainResult)
+            if one.after_local:
+                scores.append(_scores(client, one.after_local, one.passes))
+            up, stats = split_update(reply.tensors)
+            updates.append(
+                Update(
+                    client=client,
+                    sent=sent[client],
+                    up=up,
+                    n=one.n,
+                    stats=stats,
+                    loss=one.loss,
+                    passes=one.passes,
+                    bytes_down=reply.bytes_down,
+                    bytes_up=reply.bytes_up,
+                    error=one.error,
+                    moved=one.moved,
+                )
+            )
+        return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
+
+    def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
+        replies = self._ask(Second(round=round), sent)
+        return {reply.client: reply.bytes_down for reply in replies if reply.result}
+
+    def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
+        found = []
+        for reply in self._ask(Evaluate(as_of=as_of, pooled=pooled, after_local=after_local), sent):
+            if isinstance(reply.result, EvaluateResult):
+                one = reply.result
+                found.append(_scores(reply.client, one.scores, one.passes, one.groups))
+        return sorted(found, key=lambda s: s.client)
+
+    def _ask(self, task: Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
+        """Asks the largest clients first, so that no host is left with a long one at the end."""
+        order = sorted(sent, key=lambda client: (-self._sizes[client], client))
+        for reply in self.exchange(task, sent, order):
+            if reply.result:
+                self._once.delivered(reply.client, task, sent[reply.client])
+            else:
+                self._once.lost(reply.client)
+            yield reply
+
+    def _notify(
+        self, task: Task, group: Sequence[int], asked: int, seconds: float | None = None, errors: Sequence[str] = ()
+    ) -> None:
+        """Of clients that are asked as one. `errors`: of each of them, once they have answered."""
+        samples = sum(self._sizes[client] for client in group)
+        for i, client in enumerate(group):
+            self._tell(Notice(task.ask, client, asked, samples, seconds, errors[i] if errors else ""))
+
+
+def _scores(client: int, scores: ModelScores, passes: int, groups: list[list[int]] | None = None) -> Scores:
+    held = {"val": scores.val, "test": scores.test, "global": scores.pooled}
+    table = None
+    if groups is not None:
+        table = np.array(groups, np.int64).reshape(len(groups), len(groups[0]) if groups else 0)
+    return Scores(client, {name: hits.score() for name, hits in held.items() if hits}, passes, table)

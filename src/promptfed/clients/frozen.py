@@ -8,7 +8,6 @@ is another entry. Entries that were not used for longest make room when the budg
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import warnings
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import files
 from ..data import Dataset, cache
 from ..models import Model
 from ..params import Params, stack
@@ -118,8 +118,7 @@ def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple
 def _alone(folder: Path) -> Iterator[None]:
     """One process at a time makes or removes entries."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with files.lock(folder / ".lock"):
         yield
 
 

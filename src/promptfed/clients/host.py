@@ -5,28 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from time import perf_counter
 
 import numpy as np
 import torch
 
 from .. import params as P
 from ..data import Federation
-from ..method import Context, Holdings, Method, Phase
+from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
-from ..training import Samples, Score, Trained, Work, chunks, context, evaluate, train
+from ..scoring import evaluate
+from ..training import Samples, Trained, Work, chunks, context, train
 from .frozen import FrozenValues, normalisation
+from .messages import (
+    Answer,
+    Enroll,
+    EnrollResult,
+    EvaluateResult,
+    ModelScores,
+    Request,
+    Result,
+    Second,
+    SecondResult,
+    SplitScore,
+    Train,
+    TrainResult,
+    pack_update,
+)
 from .store import Store
 from .wire import pack, unpack
 
-Message = tuple[dict[str, Any], list[bytes]]  # a JSON note, and blobs of tensors
 
-_PRIVATE, _MEMORY = "private/", "memory/"
-
-
-@dataclass
+@dataclass(kw_only=True)
 class Host:
     """Holds the data and the memory of some clients (in a simulation: of all)."""
 
@@ -54,35 +67,38 @@ class Host:
     def close(self) -> None:
         self.store.close()
 
-    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+    def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
         """One request for a block of clients. The only way in and out."""
-        clients: list[int] = note["clients"]
-        if note["ask"] == "enroll":
-            return {}, [pack(self.enroll(client)) for client in clients]
-        if note["ask"] == "second":
-            for client, place in zip(clients, note["blob"], strict=True):
-                self.receive_second(client, unpack(blobs[place])[0], note["round"])
-            return {}, []
-        for digest, place in note.get("new", {}).items():
-            self.store.add(digest, blobs[place])
-        received = {place: P.to(unpack(blobs[place])[0], self.device) for place in set(note["blob"])}
-        notes: list[dict[str, Any]] = []
+        begun, task = perf_counter(), request.task
+        for digest, index in request.new.items():
+            self.store.add(digest, blobs[index])
+        received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
+        results: list[Result] = []
         answers: list[bytes] = []
-        for i in range(0, len(clients), self.block):
-            part = range(i, min(i + self.block, len(clients)))
-            once = note.get("once", [{}] * len(clients))
-            block = [self.work(clients[j], received[note["blob"][j]], note["round"], once[j]) for j in part]
-            if note["ask"] == "train":
-                said, sent = self.train(block, note["round"], note["score"])
-                answers += sent
-            else:
-                said = self.evaluate(block, note["round"], note["pooled"], note["after_local"])
-            notes += said
-        return {"clients": notes}, answers
+        if isinstance(task, Enroll):
+            results += [EnrollResult(client=to.client) for to in request.clients]
+            answers += [pack(self.enroll(to.client)) for to in request.clients]
+        elif isinstance(task, Second):
+            for to in request.clients:
+                self.receive_second(to.client, received[to.blob], task.round)
+                results.append(SecondResult(client=to.client))
+        else:
+            received = {index: P.to(down, self.device) for index, down in received.items()}
+            as_of = task.round if isinstance(task, Train) else task.as_of
+            for i in range(0, len(request.clients), self.block):
+                part = request.clients[i : i + self.block]
+                block = [self.work(to.client, received[to.blob], as_of, to.once) for to in part]
+                if isinstance(task, Train):
+                    trained, sent = self.train(block, task.round, task.score)
+                    results += trained
+                    answers += sent
+                else:
+                    results += self.evaluate(block, as_of, task.pooled, task.after_local)
+        return Answer(results, answers, perf_counter() - begun)
 
-    def work(self, client: int, down: Params, before: int, once: Mapping[str, str] | None = None) -> Work:
-        """The client as it stands at the start of a round. `once` names what was sent before, by its content."""
-        private, memory = self.remembers(client, before)
+    def work(self, client: int, down: Params, as_of: int, once: Mapping[str, str] | None = None) -> Work:
+        """The client as of the start of a round. `once`: digests of what was sent only once, by name."""
+        private, memory = self.remembers(client, as_of)
         start = self.method.start(self.init, down, private, memory)
         # A first-time participant remembers what it has just received, so that all clients of a block look alike.
         memory = memory or self.method.remembered(start)
@@ -90,13 +106,10 @@ class Host:
         samples = self.samples(self.federation.sites[client].train)
         return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
 
-    def remembers(self, client: int, before: int) -> tuple[Params, Params]:
+    def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
         """-> what is private, what is memory"""
-        state = P.to(self.store.get(client, before), self.device)
-        return (
-            {k.removeprefix(_PRIVATE): v for k, v in state.items() if k.startswith(_PRIVATE)},
-            {k.removeprefix(_MEMORY): v for k, v in state.items() if k.startswith(_MEMORY)},
-        )
+        state = P.to(self.store.get(client, as_of), self.device)
+        return P.under(state, "private", "/"), P.under(state, "memory", "/")
 
     def samples(self, index: np.ndarray) -> Samples:
         data = self.federation.dataset
@@ -112,7 +125,7 @@ class Host:
         if not private:
             private = self.method.secrets()
             if private:
-                self.store.put(0, {client: {_PRIVATE + name: value for name, value in private.items()}})
+                self.store.put(0, {client: _stored(private, {})})
         site = self.federation.sites[client]
         labels = torch.from_numpy(self.federation.dataset.labels[site.train]).to(self.device)
         counts = torch.bincount(labels, minlength=self.model.classes)
@@ -125,44 +138,46 @@ class Host:
     def receive_second(self, client: int, received: Params, round: int) -> None:
         private, memory = self.remembers(client, round + 1)
         settled = self.method.receive_second(received, private)
-        self.store.put(round, {client: _prefixed(settled, memory)})
+        self.store.put(round, {client: _stored(settled, memory)})
 
-    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
-        notes, blobs, memories = [], [], {}
+    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[TrainResult], list[bytes]]:
+        results, blobs, memories = [], [], {}
         for work, done in zip(
             block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
         ):
-            note: dict[str, Any] = {"client": work.client, "n": len(work.samples), "passes": done.passes}
+            result = TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
+            results.append(result)
             finite = math.isfinite(done.loss) and P.finite(done.params)
-            if not finite and self.privacy:  # to say so would tell of the data: it is as if nothing had changed
+            if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed
                 done = Trained(work.params, {}, 0.0, done.passes)
             elif not finite:
                 # Nothing of it is sent or remembered: the client goes on from where it was.
-                notes.append({**note, "error": f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"})
+                result.error = f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"
                 blobs.append(b"")
                 continue
-            ctx = context(work, Phase({}, 1, name="report"), self.model, done.stats)
+            ctx = context(work, self.model, stats=done.stats)
             with torch.no_grad():
                 params = self.method.finish(done.params, ctx)
                 stats = {**done.stats, **self.method.report(self.model, params, ctx)}
                 kept = self.method.keep(self.model, params, ctx)
             if self.drift:
-                note["moved"] = moved(self.method, work.params, params)
+                result.moved = moved(self.method, work.params, params)
             if score:
-                note["after_local"] = self.scores(work, params, pooled=False)
+                result.after_local = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
             private = {**further, **self.method.kept(params), **kept}
-            remembered = _prefixed(private, self.method.remembered(params))
+            remembered = _stored(private, self.method.remembered(params))
             if remembered:
                 memories[work.client] = remembered
             up = self.method.upload(params, ctx)
             if self.privacy:
                 up = self.released(work, up, stats, round)
-            notes.append(note if self.privacy else {**note, "loss": done.loss})
-            blobs.append(message(up, stats))
+            else:
+                result.loss = done.loss
+            blobs.append(pack_update(up, stats))
         if memories:
             self.store.put(round, memories)
-        return notes, blobs
+        return results, blobs
 
     def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
         """What is sent in place of an update where there is privacy."""
@@ -170,59 +185,53 @@ class Host:
         check_stats(self.method, stats)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
         # Of what was received alone, so that it says nothing of the data.
-        blank = Context(
-            work.down, {}, Phase({}, 1, name="report"), none, none.expand(self.model.classes), once=work.once
-        )
+        blank = Context(work.down, {}, None, none, none.expand(self.model.classes), once=work.once)
         with torch.no_grad():
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
 
-    def evaluate(self, block: Sequence[Work], round: int, pooled: bool, after_local: bool) -> list[dict[str, Any]]:
+    def evaluate(self, block: Sequence[Work], as_of: int, pooled: bool, after_local: bool) -> list[EvaluateResult]:
         """Scores of each client's model: as received and adapted, or after a round of local training on a copy."""
-        phases = self.method.schedule(round) if after_local else self.method.adapt()
-        trained = train(self.method, self.model, block, phases, self.seed, round) if phases else None
-        notes = []
+        phases = self.method.schedule(as_of) if after_local else self.method.adapt()
+        trained = train(self.method, self.model, block, phases, self.seed, as_of) if phases else None
+        results = []
         for i, work in enumerate(block):
             params = trained[i].params if trained else work.params
             if trained and after_local:
-                ctx = context(work, Phase({}, 1, name="report"), self.model, trained[i].stats)
+                ctx = context(work, self.model, stats=trained[i].stats)
                 params = self.method.finish(params, ctx)
-            note = self.scores(work, params, pooled)
-            notes.append({"client": work.client, "passes": trained[i].passes if trained else 0, **note})
-            groups = self.groups(work, params)
-            if groups is not None:
-                notes[-1]["groups"] = groups.tolist()
-        return notes
+            scores, groups = self.scores(work, params, pooled), self.groups(work, params)
+            passes = trained[i].passes if trained else 0
+            results.append(EvaluateResult(client=work.client, passes=passes, scores=scores, groups=groups))
+        return results
 
-    def groups(self, work: Work, params: Params) -> np.ndarray | None:
+    def groups(self, work: Work, params: Params) -> list[list[int]] | None:
         """(groups, domains): how many test samples of each domain (or superclass) fall into each of the groups."""
         data, index = self.federation.dataset, self.federation.sites[work.client].test
         if data.domain is None or type(self.method).assign is Method.assign:
             return None
-        ctx = context(work, Phase({}, 1, name="evaluate"), self.model)
+        ctx = context(work, self.model)
         with torch.no_grad():
             found = [self.method.assign(self.model, params, batch, ctx) for batch in chunks(self.samples(index))]
         known = [f.cpu().numpy() for f in found if f is not None]
         if len(known) < len(found):
-            return None  # of this setting of the method there are no groups
+            return None  # the method has no groups with these settings
         groups = np.concatenate([np.zeros(0, np.int64), *known])
         table = np.zeros((int(groups.max(initial=-1)) + 1, len(data.domains)), np.int64)
         np.add.at(table, (groups, data.domain[index]), 1)
-        return table
+        return table.tolist()
 
-    def scores(self, work: Work, params: Params, pooled: bool) -> dict[str, Any]:
+    def scores(self, work: Work, params: Params, pooled: bool) -> ModelScores:
+        def hits(samples: Samples, loss: bool = True) -> SplitScore:
+            return SplitScore.of(evaluate(self.method, self.model, work, params, samples), loss)
+
         site = self.federation.sites[work.client]
-        parts = {"val": self.samples(site.val), "test": self.samples(site.test)}
-        if pooled:
-            parts["global"] = self.pooled()
-        # The loss on validation data is nobody's business: DP2FL goes to lengths to keep it from the server.
-        return {
-            name: dump_score(evaluate(self.method, self.model, work, params, part), loss=name != "val")
-            for name, part in parts.items()
-        }
+        # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
+        val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
+        return ModelScores(val=val, test=test, pooled=hits(self.pooled()) if pooled else None)
 
     def pooled(self) -> Samples:
-        """Everybody's test data: a simulation has them, a real site does not."""
+        """All clients' test data: a simulation has them, a real site does not."""
         if self._pooled is None:
             self._pooled = self.samples(np.concatenate([site.test for site in self.federation.sites]))
         return self._pooled
@@ -237,29 +246,5 @@ def moved(method: Method, before: Params, after: Params) -> dict[str, float]:
     return {role: math.sqrt(value) for role, value in squares.items()}
 
 
-def _prefixed(private: Params, memory: Params) -> Params:
-    return {**{_PRIVATE + k: v for k, v in private.items()}, **{_MEMORY + k: v for k, v in memory.items()}}
-
-
-def message(up: Params, stats: Params) -> bytes:
-    """What a client sends after training."""
-    return pack({**{f"up/{k}": v for k, v in up.items()}, **{f"stats/{k}": v for k, v in stats.items()}})
-
-
-def read_message(blob: bytes) -> tuple[Params, Params]:
-    tensors = unpack(blob)[0]
-    return (
-        {k.removeprefix("up/"): v for k, v in tensors.items() if k.startswith("up/")},
-        {k.removeprefix("stats/"): v for k, v in tensors.items() if k.startswith("stats/")},
-    )
-
-
-def dump_score(score: Score, loss: bool = True) -> dict[str, Any]:
-    counts = {name: getattr(score, name).tolist() for name in ("tp", "fp", "fn")}
-    return {"n": score.n, **({"loss": score.loss} if loss else {}), **counts}
-
-
-def parse_score(note: dict[str, Any]) -> Score:
-    return Score(
-        note["n"], note.get("loss", math.nan), *(np.array(note[name], np.int64) for name in ("tp", "fp", "fn"))
-    )
+def _stored(private: Params, memory: Params) -> Params:
+    return {**P.nested("private", private, "/"), **P.nested("memory", memory, "/")}

@@ -2,16 +2,16 @@
 
 Every value is kept under (client, round), and the one before it is kept too. A round that is trained again after a
 crash therefore starts from what the client knew before that round: training is idempotent, and no commit has to span
-clients and server. Large tensors that are sent once are files, named by their content.
+clients and server. What is sent only once is kept in files, named by content.
 """
 
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 import lmdb
 
+from .. import files
 from ..errors import UserError
 from ..params import Params
 from .wire import pack, unpack
@@ -25,7 +25,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is private is nobody else's, on this machine too
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to its owner, also on this machine
         try:
             self._env = lmdb.open(
                 str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512, mode=0o600
@@ -33,10 +33,10 @@ class Store:
         except lmdb.Error as error:
             raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
 
-    def get(self, client: int, before: int) -> Params:
-        """The newest value that was put in a round earlier than `before`; empty if there is none."""
+    def get(self, client: int, as_of: int) -> Params:
+        """The client's value as of the start of a round: the newest of an earlier one; empty if there is none."""
         with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
-            found = cursor.set_range(_KEY.pack(client, before))
+            found = cursor.set_range(_KEY.pack(client, as_of))
             if not (cursor.prev() if found else cursor.last()):
                 return {}
             if _KEY.unpack(cursor.key())[0] != client:
@@ -62,13 +62,7 @@ class Store:
         if file.exists() and file.stat().st_size == len(blob):  # a power cut may have left less
             return
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        part = file.with_name(f"{digest}.{os.getpid()}")
-        try:
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-                opened.write(blob)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        files.write(file, blob, private=True)
 
     def once(self, digest: str) -> Params:
         return unpack((self._path / "once" / digest).read_bytes())[0]

@@ -1,8 +1,7 @@
-"""Worker processes: hosts that are asked over a pipe, in the very bytes that hosts in this process are asked in.
+"""Worker processes: hosts that are asked through a pipe, with the very bytes that hosts in this process are asked with.
 
-A worker is a fresh interpreter, so neither a script without a main guard nor
-a notebook is run twice, and no state of torch is inherited by a fork. It builds its host from a JSON description and
-ends when its standard input does.
+A worker is a fresh interpreter, so neither a script without a main guard nor a notebook is run twice, and no state of
+torch is inherited by a fork. It builds its host from a JSON description and ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -12,35 +11,33 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import traceback
 from contextlib import suppress
 from typing import IO, Any
 
 from ..cli import interrupts
 from ..errors import UserError
-from .host import Message
+from .host import Host
+from .messages import Answer, Request, read_results, write_results
 
 _COMMAND = [sys.executable, "-c", "from promptfed.clients.workers import main; main()"]
 _SIZE = struct.Struct("<Q")
 
 
-def write_frame(stream: IO[bytes], note: dict[str, Any], blobs: list[bytes]) -> None:
-    head = json.dumps({"note": note, "sizes": [len(blob) for blob in blobs]}).encode()
-    stream.write(_SIZE.pack(len(head)))
-    stream.write(head)
-    for blob in blobs:
-        stream.write(blob)
+def write_frame(stream: IO[bytes], *parts: bytes) -> None:
+    stream.write(_SIZE.pack(len(parts)))
+    for part in parts:
+        stream.write(_SIZE.pack(len(part)))
+        stream.write(part)
     stream.flush()
 
 
-def read_frame(stream: IO[bytes]) -> Message | None:
-    """None at the end of the stream."""
-    size = stream.read(_SIZE.size)
-    if len(size) < _SIZE.size:
-        return None
-    head = json.loads(stream.read(_SIZE.unpack(size)[0]))
-    return head["note"], [stream.read(n) for n in head["sizes"]]
+def read_frame(stream: IO[bytes]) -> list[bytes]:
+    """Its parts; none at the end of the stream."""
+    count = stream.read(_SIZE.size)
+    if len(count) < _SIZE.size:
+        return []
+    return [stream.read(_SIZE.unpack(stream.read(_SIZE.size))[0]) for _ in range(_SIZE.unpack(count)[0])]
 
 
 class Worker:
@@ -49,27 +46,28 @@ class Worker:
     def __init__(self, description: dict[str, Any]) -> None:
         with interrupts.never():  # Ctrl-C is the parent's to handle
             self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._send(description, [])
+        self._send(json.dumps(description).encode())
 
-    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
-        self._send(note, blobs)
+    def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
+        self._send(request.model_dump_json().encode(), *blobs)
         assert self._process.stdout is not None
         answer = read_frame(self._process.stdout)
-        if answer is None:
+        if not answer:
             raise UserError(
                 f"engine.workers: a worker process ended with code {self._process.wait()} in the middle of a round "
                 "(out of memory?); resume the run, with fewer workers if need be"
             )
-        if "user_error" in answer[0]:
-            raise UserError(answer[0]["user_error"])
-        if "traceback" in answer[0]:
-            raise RuntimeError("in a worker process:\n" + answer[0]["traceback"])
-        return answer
+        outcome, text, *rest = answer
+        if outcome == b"user error":
+            raise UserError(text.decode())
+        if outcome == b"traceback":
+            raise RuntimeError("in a worker process:\n" + text.decode())
+        return Answer(read_results(request.task, text), rest, float(outcome))
 
-    def _send(self, note: dict[str, Any], blobs: list[bytes]) -> None:
+    def _send(self, *parts: bytes) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has died: read_frame() will find that out too, and say it
-            write_frame(self._process.stdin, note, blobs)
+            write_frame(self._process.stdin, *parts)
 
     def close(self) -> None:
         self._process.terminate()  # nothing is lost: what a round has stored, it has stored whole
@@ -81,24 +79,26 @@ def main() -> None:
     os.dup2(2, 1)  # a stray print must not land among the frames
     frames = sys.stdin.buffer
     first = read_frame(frames)
-    if first is None:
+    if not first:
         return
-    host = None
-    while (request := read_frame(frames)) is not None:
+    host: Host | None = None
+    while asked := read_frame(frames):
         try:
             if host is None:
                 from ..runs.build import host_from  # here, so that an import error reaches the parent as an answer
 
-                sys.path[:] = first[0]["path"]
-                host = host_from(first[0])
-            begun = time.perf_counter()
-            note, blobs = host(*request)
-            note["seconds"] = time.perf_counter() - begun
+                description = json.loads(first[0])
+                sys.path[:] = description["path"]
+                host = host_from(description)
+            request = Request.model_validate_json(asked[0])
+            answer = host(request, asked[1:])
+            # An answer begins with the seconds it took, or says what it is instead.
+            said = [str(answer.seconds).encode(), write_results(request.task, answer.results), *answer.blobs]
         except UserError as error:
-            note, blobs = {"user_error": str(error)}, []
+            said = [b"user error", str(error).encode()]
         except Exception:
-            note, blobs = {"traceback": traceback.format_exc()}, []
+            said = [b"traceback", traceback.format_exc().encode()]
         try:
-            write_frame(stream, note, blobs)
+            write_frame(stream, *said)
         except BrokenPipeError:  # the parent has died
             os._exit(1)  # not by way of closing the stream, which would fail once more

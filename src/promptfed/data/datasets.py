@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from promptfed.data import cache, folders, hub, images, sources
+from promptfed.data import cache, folders, hub, sources
 from promptfed.data.catalogue import CATALOGUE, Entry
+from promptfed.data.images import Resize, pixels
 from promptfed.data.sources import Labels, Located, Source
 from promptfed.errors import UserError, nearest
 
@@ -61,12 +62,12 @@ class Dataset:
         try:
             meta = json.loads((path / "meta.json").read_text())
             shape = tuple(meta.pop("shape"))
-            pixels: np.ndarray = np.memmap(path / "images.bin", np.uint8, "r", shape=shape)
+            mapped: np.ndarray = np.memmap(path / "images.bin", np.uint8, "r", shape=shape)
             arrays: dict[str, Any] = {name: np.load(path / f"{name}.npy") for name in meta.pop("arrays")}
             lists: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()
             }
-            return cls(images=pixels, path=path, **arrays, **lists)
+            return cls(images=mapped, path=path, **arrays, **lists)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is not a dataset of the image cache; delete it and load the dataset again"
@@ -131,7 +132,8 @@ class DatasetConfig(BaseModel):
         None,
         ge=4,
         le=1024,
-        description="Images become size x size pixels; none: the catalogue's size, or their own if all are equal.",
+        description="Images become size x size pixels; none: a pre-trained backbone's own size, otherwise the "
+        "catalogue's, otherwise their own if all are equal.",
     )
     channels: Literal[1, 3] | None = Field(
         None, description="1 for grey, 3 for colour; none: the catalogue's choice, otherwise 3."
@@ -156,11 +158,14 @@ class DatasetConfig(BaseModel):
     )
 
 
-def load(config: DatasetConfig) -> Dataset:
-    """Find a dataset, decode it into the cache unless it is there already, and map it."""
+def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
+    """Find a dataset, decode it into the cache unless it is there already, and map it.
+
+    `published`: how the images of a pre-trained backbone are resized. Its size is the default of `dataset.size`.
+    """
     entry = CATALOGUE.get(config.name)
     channels = config.channels or (entry.channels if entry else 3)
-    size = config.size or (entry.size if entry else None)
+    resize = _resize(config, entry, published)
     mean = _per_channel("mean", config.mean or (entry.mean if entry else None), channels)
     std = _per_channel("std", config.std or (entry.std if entry else None), channels)
     located = _locate(config, entry)
@@ -170,7 +175,7 @@ def load(config: DatasetConfig) -> Dataset:
     key = cache.key(
         identity=located.identity,
         settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels"}),
-        resolved=[size, channels, mean, std, keep, entry.names if entry else ()],
+        resolved=[resize and asdict(resize), channels, mean, std, keep, entry.names if entry else ()],
     )
     path = cache.root() / f"{cache.slug(name)}-{key}"
     if not cache.finished(path):
@@ -182,7 +187,7 @@ def load(config: DatasetConfig) -> Dataset:
             source = source.keep(keep) if keep else source
             source = source.subset(config.limit) if config.limit else source
             skipped: list[int] = []
-            streamed = _stream(folder, _decoded(name, source, channels, size, skipped))
+            streamed = _stream(folder, _decoded(name, source, channels, resize, skipped))
             names = tuple(source.name(i) for i in skipped)
             known = source.take(np.setdiff1d(np.arange(len(source.labels)), skipped))
             _finish(folder, name, streamed, known, mean, std, names)
@@ -191,6 +196,14 @@ def load(config: DatasetConfig) -> Dataset:
     if dataset.skipped:
         warnings.warn(_corrupt(dataset.name, dataset.skipped), stacklevel=2)
     return dataset
+
+
+def _resize(config: DatasetConfig, entry: Entry | None, published: Resize | None) -> Resize | None:
+    """As the backbone was published, unless another size is given; None: images keep the size that they have."""
+    if published and config.size in (None, published.size[0]):
+        return published
+    side = config.size or (entry.size if entry else None)
+    return Resize((side, side)) if side else None
 
 
 def _locate(config: DatasetConfig, entry: Entry | None) -> Located:
@@ -230,7 +243,9 @@ def _locate(config: DatasetConfig, entry: Entry | None) -> Located:
     )
 
 
-def _decoded(name: str, source: Source, channels: int, size: int | None, skipped: list[int]) -> Iterator[np.ndarray]:
+def _decoded(
+    name: str, source: Source, channels: int, resize: Resize | None, skipped: list[int]
+) -> Iterator[np.ndarray]:
     """Blocks of decoded images, uint8 (B, C, H, W); the indices of corrupt ones are added to `skipped`."""
     count = len(source.labels)
     shape: tuple[int, ...] | None = None
@@ -238,7 +253,7 @@ def _decoded(name: str, source: Source, channels: int, size: int | None, skipped
     def decode(i: int) -> np.ndarray | None:
         try:
             with source.image(i) as image:
-                return images.pixels(image, channels, size)
+                return pixels(image, channels, resize)
         except Exception:  # decoders raise anything at all on broken bytes
             return None
 
@@ -302,9 +317,9 @@ def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Streamed:
             square = square + counts @ (np.arange(256) / 255) ** 2
     if n == 0:
         raise UserError("dataset.name: no image could be read")
-    pixels = n * shape[1] * shape[2]
-    mean = total / pixels
-    std = np.sqrt(np.maximum(square / pixels - mean**2, 1e-6))  # a constant channel must not divide by zero
+    count = n * shape[1] * shape[2]
+    mean = total / count
+    std = np.sqrt(np.maximum(square / count - mean**2, 1e-6))  # a constant channel must not divide by zero
     return _Streamed((n, *shape), _rounded(mean), _rounded(std), digest)
 
 

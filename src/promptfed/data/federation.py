@@ -1,13 +1,13 @@
 """Who holds which images."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from promptfed import files
 from promptfed.data.datasets import Dataset
 from promptfed.errors import UserError
 
@@ -66,12 +66,7 @@ class Federation:
         text = f'{json.dumps(head)[:-1]}, "clients": [\n{lines}\n]}}\n'
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.write(path, text.encode())
 
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> "Federation":

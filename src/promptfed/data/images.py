@@ -1,18 +1,51 @@
 """From any PIL image to uint8 pixels of one shape."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 from PIL import Image, ImageOps
 
 Pixels = np.ndarray  # uint8 (C, H, W)
+Interpolation = Literal["bilinear", "bicubic"]
 
 
-def pixels(image: Image.Image, channels: int, size: int | None) -> Pixels:
-    """Decode, convert to grey or colour, and resize; what is not square is cropped to its centre."""
+@dataclass(frozen=True)
+class Resize:
+    """How images get one size. An image that has this size already stays as it is.
+
+    fit: the largest centre crop of the target's aspect ratio is resized. shortest: the shorter side is scaled to
+    `scaled` pixels; squash: both sides are, whatever their ratio; then the centre is cropped.
+    """
+
+    size: tuple[int, int]  # height, width
+    mode: Literal["fit", "shortest", "squash"] = "fit"
+    scaled: int = 0
+    interpolation: Interpolation = "bilinear"
+    crop: Literal["floor", "round"] = "floor"  # an odd margin's half: rounded down, or to the nearest even pixel
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        height, width = self.size
+        if image.size == (width, height):
+            return image
+        resample = Image.Resampling[self.interpolation.upper()]
+        if self.mode == "fit":
+            return ImageOps.fit(image, (width, height), resample)
+        sides = (1, 1) if self.mode == "squash" else image.size
+        shorter = min(sides)
+        scaled = image.resize((self.scaled * sides[0] // shorter, self.scaled * sides[1] // shorter), resample)
+        left, top = (self._half(have - want) for have, want in zip(scaled.size, (width, height), strict=True))
+        return scaled.crop((left, top, left + width, top + height))
+
+    def _half(self, margin: int) -> int:
+        return margin // 2 if self.crop == "floor" else round(margin / 2)
+
+
+def pixels(image: Image.Image, channels: int, resize: Resize | None) -> Pixels:
+    """Decode, convert to grey or colour, and resize."""
     image = eight_bits(ImageOps.exif_transpose(image))
     image = image.convert("L" if channels == 1 else "RGB")
-    if size is not None and image.size != (size, size):
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    array = np.asarray(image, dtype=np.uint8)  # (H, W) or (H, W, 3)
+    array = np.asarray(resize(image) if resize else image, dtype=np.uint8)  # (H, W) or (H, W, 3)
     return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
 

@@ -158,7 +158,7 @@ class Domain(Partition):
         """How many clients each domain has."""
         domains = len(dataset.domains)
         if domains == 0:
-            raise UserError(f'partition.kind = "domain" needs a dataset with domains, which "{dataset.name}" is not')
+            raise UserError(f'partition.name = "domain" needs a dataset with domains; "{dataset.name}" has none')
         clients = self.clients or domains
         if clients < domains:
             raise UserError(f"partition.clients = {clients} must be at least the number of domains, {domains}, or 0")
@@ -258,7 +258,7 @@ class Sites(Partition):
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         if dataset.site is None:
             raise UserError(
-                f'partition.kind = "sites" needs a folder laid out client/{{train,test}}/class, unlike "{dataset.name}"'
+                f'partition.name = "sites" needs a folder laid out client/{{train,test}}/class, unlike "{dataset.name}"'
             )
         if self.clients > len(dataset.sites):
             raise UserError(

@@ -10,6 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from logging import ERROR, WARNING
@@ -21,7 +22,7 @@ import torch
 from .. import methods
 from ..clients.frozen import normalisation
 from ..clients.host import Host
-from ..clients.host import Message as Said
+from ..clients.messages import Request
 from ..data import Dataset
 from ..errors import UserError
 from ..method import Method
@@ -32,7 +33,7 @@ from . import wire as wire  # first: it tells Flower to keep quiet
 from .site import Place, SiteHost, run_name
 
 # isort: split
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
@@ -51,46 +52,52 @@ def client_app(find: Find) -> ClientApp:
 def answer(find: Find, message: Message, context: Context) -> Message:
     """Never raises: what is wrong is answered in one sentence, so that the server can record it."""
     try:
-        note, blobs = _answered(find, message, context)
+        content = _answered(find, message, context)
     except UserError as error:
         log(WARNING, "%s", error)  # the site is to know as well as the server
-        note, blobs = {"error": str(error)[:2000]}, []
+        content = wire.write_answer(None, str(error)[:2000])
     except Exception as error:
-        # The sentence of an exception may quote data, so it stays here.
+        # An exception's own words may quote data, so they stay here.
         log(ERROR, "%s", traceback.format_exc())
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
-        note, blobs = {"error": f"{type(error).__name__} in {where}; the node's log says more"}, []
-    return Message(wire.write(note, [wire.array(blob) for blob in blobs]), reply_to=message)
+        content = wire.write_answer(None, f"{type(error).__name__} in {where}; the node's log says more")
+    return Message(content, reply_to=message)
 
 
-def _answered(find: Find, message: Message, context: Context) -> Said:
-    note, blobs = wire.read_request(message.content)
-    if message.metadata.message_type != wire.TYPES[note["ask"]]:
-        raise wire.Malformed(f'malformed message: "{note["ask"]}" is asked in a message of another type')
+def _answered(find: Find, message: Message, context: Context) -> RecordDict:
+    asked, blobs = wire.read_request(message.content)
+    if message.metadata.message_type != wire.TYPES[asked.task.ask]:
+        raise wire.Malformed(f'malformed message: "{asked.task.ask}" is asked in a message of another type')
     host, client = find(context)
     sites = host.federation.sites
     if not 0 <= client < len(sites):
         raise UserError(f"this node is client {client}, and its partition has clients 0 to {len(sites) - 1}")
     about = _about(host)
-    if note["ask"] == "identify":
-        other = differing(note.get("fingerprint", {}), about)
+    other = differing(asked.fingerprint, about)
+    if isinstance(asked.note, wire.Identify):
         if other:
             log(WARNING, "this site has %s than the server, which will refuse it", other)
-        return {"client": client, "n": len(sites[client].train), "fingerprint": about}, []
-    other = differing(note.pop("fingerprint", {}), about)
+        own = wire.IdentifyResult(client=client, n=len(sites[client].train), fingerprint=about)
+        return wire.write_answer(own)
     if other:
         raise UserError(f"client {client} has {other} than the server")
-    if note["clients"] != [client]:
-        raise UserError(f"client {note['clients'][0]} is asked, and this node is client {client}")
-    if not set(note["new"]) <= set(note["once"][0].values()):
+    _check(asked.note, blobs, client)
+    said = host(asked.note, blobs)
+    return wire.write_answer(said.results[0], blobs=[wire.array(blob) for blob in said.blobs])
+
+
+def _check(request: Request, blobs: list[bytes], client: int) -> None:
+    (to,) = request.clients
+    if to.client != client:
+        raise UserError(f"client {to.client} is asked, and this node is client {client}")
+    if not set(request.new) <= set(to.once.values()):
         raise wire.Malformed("malformed message: it holds what is sent once and does not name it")
-    for digest, place in note["new"].items():
-        if sha256(blobs[place]).hexdigest() != digest:
+    for digest, index in request.new.items():
+        if sha256(blobs[index]).hexdigest() != digest:
             raise wire.Malformed("malformed message: a blob that is sent once has another digest than it says")
     for blob in blobs:
         wire.tensors(blob)
-    return host(note, blobs)
 
 
 def fingerprint(
@@ -105,7 +112,7 @@ def fingerprint(
     kind, layers = type(method), [type(layer).__qualname__ for layer in methods.everything(method.tuning)]
     parts: dict[str, Any] = {
         "backbone": [model.name, weights.hexdigest()],
-        "preprocessing": [list(dataset.images.shape[1:]), scale],
+        "preprocessing": [list(dataset.images.shape[1:]), scale, asdict(model.resize)],
         "class list": list(dataset.classes),
         "method": [kind.__module__, kind.__qualname__, layers],
         **{f"method.{name}": value for name, value in methods.settings(method).items()},

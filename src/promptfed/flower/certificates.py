@@ -6,7 +6,6 @@ Private keys are files that only their owner can read, and stay where they were 
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from .. import files
 from ..errors import UserError
-from ..runs import record
 from .site import KEY as KEY
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
@@ -27,10 +26,9 @@ _AUTHORITY_DAYS = 3650
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A new file for its owner alone, from its first byte on."""
+    """A new file that only its owner can read."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
+        files.write(path, content, private=True, new=True)
     except FileExistsError:
         raise UserError(f'"{path}" is there already; move it away if there is to be a new one') from None
 
@@ -77,7 +75,7 @@ def _issue(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    record.write(folder / SERVER, pem(server))
+    files.write(folder / SERVER, pem(server))
 
 
 # ---- read back

@@ -14,8 +14,9 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
+from .. import files
 from ..errors import UserError
-from ..runs import build, record
+from ..runs import build
 from ..runs import config as C
 from .site import AGREED
 
@@ -105,4 +106,4 @@ def _admitted(file: Path) -> dict[int, int]:
 
 
 def _write(file: Path, nodes: dict[int, int]) -> None:
-    record.write(file, (json.dumps(nodes, indent=1) + "\n").encode())
+    files.write(file, (json.dumps(nodes, indent=1) + "\n").encode())

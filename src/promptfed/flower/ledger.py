@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import files
 from ..errors import UserError
 from ..privacy import Privacy, epsilon
-from ..runs import record
 
 
 class Ledger:
@@ -54,4 +54,4 @@ class Ledger:
     def count(self) -> None:
         """One more, noted before it leaves."""
         held, noise = self.answers(), self._privacy.noise
-        record.write(self._file, json.dumps({**held, noise: held.get(noise, 0) + 1}).encode())
+        files.write(self._file, json.dumps({**held, noise: held.get(noise, 0) + 1}).encode())

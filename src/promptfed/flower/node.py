@@ -9,7 +9,6 @@ for each start.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from logging import WARNING
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from .. import files
 from ..errors import UserError
 from .app import Resident, client_app
 from .certificates import PUBLIC, write_private
@@ -93,16 +93,15 @@ def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str],
 @contextmanager
 def _alone(place: Place) -> Iterator[None]:
     """One node at a time has the site's folder."""
-    with (place.folder / ".node").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(f"this site's node is running already (process {file.read().strip()})") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+    held = place.folder / ".node"
+    try:
+        with files.lock(held, seconds=0) as file:
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+    except files.Locked:
+        raise UserError(f"this site's node is running already (process {held.read_text().strip()})") from None
 
 
 def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError
 from ..runs import api, record
 from ..runs import config as C
@@ -54,9 +55,9 @@ def main(grid: Grid, context: Context) -> None:
             poll=0.5,
             enough=1 if begun else None,
             sizes=_numbers(path / SIZES, "client") if begun else None,
-            missing=lambda clients: record.write(path / WAITING, json.dumps(clients).encode()),
+            missing=lambda clients: files.write(path / WAITING, json.dumps(clients).encode()),
         )
-        record.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
+        files.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
         return clients
 
     threading.Thread(target=_end_with, args=(int(os.environ.get(LINK, "0")),), daemon=True).start()

@@ -24,7 +24,9 @@ from typing import Any, cast
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..clients.host import Host, Message
+from .. import files, models
+from ..clients.host import Host
+from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
 from ..data.partition import stratified
@@ -32,7 +34,7 @@ from ..data.sources import Source
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..params import Params
 from ..privacy import accounting
-from ..runs import build, record
+from ..runs import build
 from ..runs import config as C
 from ..seeding import rng
 from ..training import Work
@@ -168,7 +170,8 @@ class Place:
         known = np.array(places(path, source(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
-        held = load(DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std))
+        given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
+        held = load(given, models.resize(self.settings.backbone or self.config.backbone.name))
         return replace(held, labels=known[held.labels], classes=agreed.classes)
 
     def parts(self, device: str | None = None) -> build.Parts:
@@ -210,7 +213,7 @@ class Place:
             )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SiteHost(Host):
     """A host that keeps what its site is sent, so that its model can be used where it is."""
 
@@ -219,17 +222,22 @@ class SiteHost(Host):
     ledger: Ledger | None = None
     run: int = 0  # Flower's number of the run: a later one may begin with round 1 again
 
-    def __call__(self, note: dict[str, Any], blobs: list[bytes]) -> Message:
+    def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
         self.room(sum(map(len, blobs)))
-        if self.ledger and note["ask"] == "train":
-            self.ledger.check()
-        if note["ask"] == "train" and note["round"] > 1 and self._begins(note["clients"][0], note["round"]):
-            run, round = self.folder.name, note["round"]
-            _log.warning("run %s is in round %d; here private parameters begin anew, as in a first round", run, round)
-        said, answers = super().__call__(note, blobs)
-        if note["ask"] == "evaluate" and not note["after_local"]:
-            self._keep(note, blobs, said)
-        return said, answers
+        task = request.task
+        if isinstance(task, Train):
+            if self.ledger:
+                self.ledger.check()
+            if task.round > 1 and self._begins(request.clients[0].client, task.round):
+                _log.warning(
+                    "run %s is in round %d; here private parameters begin anew, as in a first round",
+                    self.folder.name,
+                    task.round,
+                )
+        answer = super().__call__(request, blobs)
+        if isinstance(task, Evaluate) and not task.after_local:
+            self._keep(blobs[request.clients[0].blob], task.as_of, answer)
+        return answer
 
     def _begins(self, client: int, round: int) -> bool:
         """Whether it has private parameters and remembers none: it trains for the first time, or its folder is gone."""
@@ -241,14 +249,15 @@ class SiteHost(Host):
             self.ledger.count()
         return sent
 
-    def _keep(self, note: dict[str, Any], blobs: list[bytes], said: dict[str, Any]) -> None:
-        """The first that is scored behind a round is the site's own model; a common one may follow."""
-        file, turn = self.folder / RECEIVED, {"run": self.run, "before": note["round"]}
+    def _keep(self, blob: bytes, as_of: int, answer: Answer) -> None:
+        """The first model that is scored after a round is the site's own; a common one may follow."""
+        file, turn = self.folder / RECEIVED, {"run": self.run, "as_of": as_of}
         if file.exists():
             last = unpack(file.read_bytes())[1]
             if {key: last.get(key) for key in turn} == turn:
                 return
-        test = said["clients"][0]["test"]
-        accuracy = sum(test["tp"]) / test["n"] if test["n"] else None
-        metrics = {"aggregated": {"n_test": test["n"], "accuracy": accuracy}}
-        record.write(file, pack(unpack(blobs[note["blob"][0]])[0], {**turn, "metrics": metrics}))
+        (result,) = answer.results
+        assert isinstance(result, EvaluateResult)
+        test = result.scores.test
+        metrics = {"aggregated": {"n_test": test.n, "accuracy": test.score().accuracy}}
+        files.write(file, pack(unpack(blob)[0], {**turn, "metrics": metrics}))

@@ -11,20 +11,35 @@ the message by then: its own limit is that of gRPC.)
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError
 
-from ..clients.host import Message
+from ..clients.messages import (
+    HAS_BLOBS,
+    Count,
+    Enroll,
+    EnrollResult,
+    Evaluate,
+    EvaluateResult,
+    Name,
+    Note,
+    Request,
+    Second,
+    SecondResult,
+    Sentence,
+    Task,
+    Train,
+    TrainResult,
+)
 from ..clients.wire import unpack
 from ..errors import UserError
 from ..params import Params
@@ -44,7 +59,7 @@ for _name, _value in _SETTINGS.items():
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402
 
-VERSION = 1
+VERSION: Literal[2] = 2
 # What is asked, as Flower's category and action.
 TYPES = {
     "identify": "query.identify",
@@ -62,7 +77,7 @@ class Malformed(UserError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a message may hold at most."""
+    """What a message may hold at most. What each field may hold, the messages' own types say."""
 
     head: int = 1 << 22  # characters of JSON
     parts: int = 20_000  # keys, lists and objects in it: each takes a hundred times the memory of its characters
@@ -73,129 +88,52 @@ class Limits:
 
 LIMITS = Limits()
 
-# ---- what may be said
+# ---- what a message holds besides its request or results
 
-_Count = Annotated[int, Field(ge=0, le=1 << 53)]
-_Round = Annotated[int, Field(ge=0, lt=1 << 32)]  # what a key of the store holds
-_Place = Annotated[int, Field(ge=0, lt=4096)]
-_Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]  # becomes the name of a file
-_Name = Annotated[str, Field(min_length=1, max_length=1000)]
-_Sentence = Annotated[str, Field(max_length=4000)]
-# fail_fast: else each of a million mistakes is collected.
-_Counts = Annotated[list[_Count], Field(max_length=1_000_000, fail_fast=True)]
+_Fingerprint = Annotated[dict[Name, Sentence], Field(max_length=100)]  # digests of what must be the same everywhere
+_Sizes = Annotated[list[Count], Field(max_length=4096, fail_fast=True)]  # bytes of each blob; empty ones do not travel
 
 
-class _Note(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+class Identify(Note):
+    """Which client a node is."""
+
+    ask: Literal["identify"] = "identify"
 
 
-class _Identify(_Note):
-    ask: Literal["identify"]
-    fingerprint: Annotated[dict[_Name, _Sentence], Field(max_length=100)] = {}  # what the server has
+class IdentifyResult(Note):
+    client: Count
+    n: Count  # training samples
+    fingerprint: _Fingerprint
 
 
-class _Request(_Note):
-    clients: Annotated[list[_Count], Field(min_length=1, max_length=1)]  # a node is one client
-    blob: Annotated[list[_Place], Field(min_length=1, max_length=1)]
-    once: Annotated[list[dict[_Name, _Digest]], Field(min_length=1, max_length=1)]
-    new: dict[_Digest, _Place]
-    fingerprint: Annotated[dict[_Name, _Sentence], Field(max_length=100)] = {}  # what the server has
+class Asked(Note):
+    version: Literal[2]
+    note: Annotated[Request | Identify, Field(union_mode="left_to_right")]
+    fingerprint: _Fingerprint = Field(default_factory=dict)  # the server's
+    sizes: _Sizes
+
+    @property
+    def task(self) -> Task | Identify:
+        return self.note if isinstance(self.note, Identify) else self.note.task
 
 
-class _Enroll(_Request):
-    ask: Literal["enroll"]
+_R = TypeVar("_R", bound=Note)
 
 
-class _Settle(_Request):
-    ask: Literal["second"]
-    round: _Round
+class Answered(Note, Generic[_R]):
+    version: Literal[2]
+    result: _R | None = None  # one: a node is one client
+    error: Sentence = ""  # why there is none
+    sizes: _Sizes
 
 
-class _Train(_Request):
-    ask: Literal["train"]
-    round: _Round
-    score: bool
-
-
-class _Evaluate(_Request):
-    ask: Literal["evaluate"]
-    round: _Round
-    pooled: bool
-    after_local: bool
-
-
-class _Score(_Note):
-    n: _Count
-    loss: float = math.nan  # may be none of a number: the model may have diverged
-    tp: _Counts
-    fp: _Counts
-    fn: _Counts
-
-
-class _Scores(_Note):
-    val: _Score
-    test: _Score
-    everybody: _Score | None = Field(None, alias="global")
-
-
-class _Trained(_Note):
-    client: _Count
-    n: _Count
-    passes: _Count
-    loss: float = math.nan
-    error: _Sentence = ""
-    after_local: _Scores | None = None
-    moved: Annotated[dict[_Name, float], Field(max_length=100)] = Field(default_factory=dict)
-
-
-class _Evaluated(_Scores):
-    client: _Count
-    passes: _Count
-    groups: Annotated[list[_Counts], Field(max_length=100_000, fail_fast=True)] | None = None
-
-
-class _Failed(_Note):
-    error: _Sentence
-
-
-class _Nothing(_Note):
-    pass
-
-
-class _Identified(_Note):
-    client: _Count
-    n: _Count
-    fingerprint: Annotated[dict[_Name, _Sentence], Field(max_length=100)]
-
-
-class _TrainedAll(_Note):
-    clients: Annotated[list[_Trained], Field(min_length=1, max_length=1)]
-
-
-class _EvaluatedAll(_Note):
-    clients: Annotated[list[_Evaluated], Field(min_length=1, max_length=1)]
-
-
-_N = TypeVar("_N")
-
-
-class _Head(_Note, Generic[_N]):
-    version: Literal[1]
-    note: _N
-    # Bytes of each blob; one without any does not travel.
-    sizes: Annotated[list[_Count], Field(max_length=4096, fail_fast=True)]
-
-
-_Asked = Annotated[_Identify | _Enroll | _Settle | _Train | _Evaluate, Field(discriminator="ask")]
-_REQUEST: TypeAdapter[Any] = TypeAdapter(_Head[_Asked])
-_ANSWERS: dict[str, TypeAdapter[Any]] = {
-    "identify": TypeAdapter(_Head[_Identified | _Failed]),
-    "enroll": TypeAdapter(_Head[_Nothing | _Failed]),
-    "train": TypeAdapter(_Head[_TrainedAll | _Failed]),
-    "second": TypeAdapter(_Head[_Nothing | _Failed]),
-    "evaluate": TypeAdapter(_Head[_EvaluatedAll | _Failed]),
+_ANSWERED: dict[type[Task | Identify], type[Answered[Any]]] = {
+    Identify: Answered[IdentifyResult],
+    Enroll: Answered[EnrollResult],
+    Train: Answered[TrainResult],
+    Second: Answered[SecondResult],
+    Evaluate: Answered[EvaluateResult],
 }
-_BLOBS_OF = {"enroll": 1, "train": 1}  # in an answer; 0 otherwise
 
 # ---- in and out of a message
 
@@ -205,51 +143,72 @@ def array(blob: bytes) -> Array:
     return Array("uint8", (len(blob),), _STYPE, blob)
 
 
-def write(note: dict[str, Any], blobs: Sequence[Array]) -> RecordDict:
-    head = {"version": VERSION, "note": note, "sizes": [len(blob.data) for blob in blobs]}
-    content = RecordDict({_HEAD: ConfigRecord({_JSON: json.dumps(head)})})
+def write_request(
+    note: Request | Identify, blobs: Sequence[Array] = (), fingerprint: Mapping[str, str] | None = None
+) -> RecordDict:
+    sizes = [len(blob.data) for blob in blobs]
+    return _written(Asked(version=VERSION, note=note, fingerprint=dict(fingerprint or {}), sizes=sizes), blobs)
+
+
+def write_answer(result: Note | None, error: str = "", blobs: Sequence[Array] = ()) -> RecordDict:
+    sizes = [len(blob.data) for blob in blobs]
+    return _written(Answered[Any](version=VERSION, result=result, error=error, sizes=sizes), blobs)
+
+
+def _written(head: Note, blobs: Sequence[Array]) -> RecordDict:
+    content = RecordDict({_HEAD: ConfigRecord({_JSON: head.model_dump_json(exclude_none=True)})})
     held = {str(i): blob for i, blob in enumerate(blobs) if blob.data}  # Flower cannot carry an empty array
     if held:
         content[_BLOBS] = ArrayRecord(held)
     return content
 
 
-def read_request(content: RecordDict, limits: Limits = LIMITS) -> Message:
-    """What a host is asked, checked."""
-    note, blobs = _read(content, _REQUEST, limits)
-    for place in [*note.get("blob", []), *note.get("new", {}).values()]:
-        if place >= len(blobs):
-            raise Malformed(f"malformed message: it has {len(blobs)} blobs and names number {place}")
-    return note, blobs
+def read_request(content: RecordDict, limits: Limits = LIMITS) -> tuple[Asked, list[bytes]]:
+    """What a node is asked, checked."""
+    asked, blobs = _read(content, Asked, limits)
+    if isinstance(asked.note, Request):
+        if len(asked.note.clients) != 1:
+            raise Malformed(f"malformed message: a request to {len(asked.note.clients)} clients in place of 1")
+        for index in [asked.note.clients[0].blob, *asked.note.new.values()]:
+            if index >= len(blobs):
+                raise Malformed(f"malformed message: it has {len(blobs)} blobs and names number {index}")
+    return asked, blobs
 
 
-def read_answer(content: RecordDict, ask: str, limits: Limits = LIMITS) -> Message:
-    """What a host answered to `ask`, checked."""
-    note, blobs = _read(content, _ANSWERS[ask], limits)
-    expected = 0 if "error" in note else _BLOBS_OF.get(ask, 0)
+def read_answer(
+    content: RecordDict, task: Task | Identify, limits: Limits = LIMITS
+) -> tuple[Answered[Any], list[bytes]]:
+    """What a node answered to a task, checked."""
+    answered, blobs = _read(content, _ANSWERED[type(task)], limits)
+    if (answered.result is None) == (not answered.error):
+        raise Malformed("malformed message: an answer must hold either a result or an error")
+    expected = int(not answered.error and isinstance(task, HAS_BLOBS))
     if len(blobs) != expected:
-        raise Malformed(f'malformed message: an answer to "{ask}" with {len(blobs)} blobs in place of {expected}')
-    return note, blobs
+        raise Malformed(f'malformed message: an answer to "{task.ask}" with {len(blobs)} blobs in place of {expected}')
+    return answered, blobs
 
 
-def _read(content: RecordDict, schema: TypeAdapter[Any], limits: Limits) -> Message:
-    head, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
-    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(head, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+_H = TypeVar("_H", Asked, Answered[Any])
+
+
+def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list[bytes]]:
+    held, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
+    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(held, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise Malformed("malformed message: other records than a head and blobs")
-    text = head.get(_JSON)
-    if set(head) != {_JSON} or not isinstance(text, str):
+    text = held.get(_JSON)
+    if set(held) != {_JSON} or not isinstance(text, str):
         raise Malformed("malformed message: its head is not one string")
     if len(text) > limits.head:
         raise Malformed(f"malformed message: a head of {len(text)} characters, more than {limits.head}")
     if _parts(text) > limits.parts:
         raise Malformed(f"malformed message: a head of more than {limits.parts} parts")
     try:
-        parsed = schema.validate_json(text)
+        parsed = head.model_validate_json(text)
     except ValidationError as error:
         raise Malformed(f"malformed message: {_first(error, 'head')}") from None
-    except ValueError:  # a string that is no Unicode
+    except ValueError:  # a string that is not Unicode
         raise Malformed("malformed message: its head is not JSON") from None
-    sizes: list[int] = parsed.sizes
+    sizes = parsed.sizes
     if sum(sizes) > limits.bytes:
         raise Malformed(f"malformed message: blobs of {sum(sizes)} bytes, more than {limits.bytes}")
     if set(arrays) != {str(i) for i, size in enumerate(sizes) if size}:
@@ -263,8 +222,7 @@ def _read(content: RecordDict, schema: TypeAdapter[Any], limits: Limits) -> Mess
         if (found.dtype, found.shape, found.stype) != ("uint8", (size,), _STYPE) or len(found.data) != size:
             raise Malformed(f"malformed message: blob {i} is not {size} bytes of safetensors")
         blobs.append(found.data)
-    note: dict[str, Any] = parsed.note.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
-    return note, blobs
+    return parsed, blobs
 
 
 def _parts(text: str) -> int:
@@ -292,10 +250,10 @@ _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, 
 _METADATA = {"promptfed": "{}"}  # a message's note is in its head
 
 
-class _Tensor(_Note):
+class _Tensor(Note):
     dtype: Literal["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "I64", "F64"]
-    shape: Annotated[list[_Count], Field(max_length=16, fail_fast=True)]
-    data_offsets: Annotated[list[_Count], Field(min_length=2, max_length=2, fail_fast=True)]
+    shape: Annotated[list[Count], Field(max_length=16, fail_fast=True)]
+    data_offsets: Annotated[list[Count], Field(min_length=2, max_length=2, fail_fast=True)]
 
 
 def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
@@ -317,7 +275,7 @@ def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
             raise Malformed(f'malformed blob: tensor "{_printable(name)}": {_first(error, "entry")}') from None
         size = t.data_offsets[1] - t.data_offsets[0]
         if size != math.prod(t.shape) * _SIZES[t.dtype]:
-            raise Malformed(f'malformed blob: tensor "{_printable(name)}" has not the size of its shape')
+            raise Malformed(f'malformed blob: tensor "{_printable(name)}" size does not match its shape')
         yield size
 
 

@@ -12,11 +12,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..method import Batch, Context, Method
+from ..method import Method
 from ..models import CLIP, Model
 from ..params import Params
+from ..phases import Batch, Context
 from ..seeding import torch_rng
-from ..tuning import Pixels, TextContext, Tuning
+from ..tuning import Tuning
+from ..tunings.pixels import Pixels
+from ..tunings.text import TextContext
 from .moon import contrast
 
 

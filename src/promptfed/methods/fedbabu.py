@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..method import Method, Phase
+from ..method import Method
+from ..phases import Phase
 
 
 class FedBabu(Method):

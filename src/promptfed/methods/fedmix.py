@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UserError
-from ..method import ONCE, Batch, Context, Holdings, Method, State
+from ..method import ONCE, Method, State
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context, Holdings
 
 _X, _Y = "mean.x", "mean.y"  # (means, C, H, W) normalised, (means, classes)
 

@@ -11,9 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from .. import params as P
-from ..method import Batch, Context, Method, Phase, State, Update
+from ..method import Method, State
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context, Phase, Update
 
 
 class FedMtl(Method):

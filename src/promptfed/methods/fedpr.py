@@ -19,9 +19,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ..errors import UserError
-from ..method import Batch, Context, Method, State, Update
+from ..method import Method, State
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context, Update
 
 _LEARNT = "learnt"  # 0 until prompts have been aggregated, then 1
 

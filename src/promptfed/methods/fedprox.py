@@ -8,9 +8,10 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from ..method import Batch, Context, Method
+from ..method import Method
 from ..models import Model
 from ..params import Params, sqdist
+from ..phases import Batch, Context
 
 
 class FedProx(Method):

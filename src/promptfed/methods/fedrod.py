@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from ..method import Batch, Context, Method, State
+from ..method import Method, State
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context
 from ..tuning import Wrapper
 
 # Samples that a client is taken to have of a class it has not: log 0 would make padding, whose label may be of such a

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from ..method import Batch, Context, Method
+from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context
 
 
 class Moon(Method):

@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..method import Batch, Context, Method, Phase
+from ..method import Method
 from ..models import Model
 from ..params import Params
-from ..tuning import Optimizer
+from ..phases import Batch, Context, Optimizer, Phase
 
 
 class PerFedAvg(Method):
@@ -25,7 +25,7 @@ class PerFedAvg(Method):
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         first, second = batch.half(0), batch.half(1)
-        names = [name for name in params if self.tuning.role(name) in ctx.phase.train]
+        names = [name for name in params if ctx.trains(self.tuning.role(name))]
         plain = super().loss
 
         def inner(moving: Params) -> Tensor:

@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from .. import params as P
-from ..method import Batch, Context, Method, Phase, State, Update
+from ..method import Method, State
 from ..models import Model
 from ..params import Params
-from ..tuning import Optimizer
+from ..phases import Batch, Context, Optimizer, Phase, Update
 
 _PERSONAL = "personal"
 
@@ -43,7 +43,7 @@ class PFedMe(Method):
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         loss, stats = super().loss(model, params, batch, ctx)
-        if ctx.phase.name == _PERSONAL:
+        if ctx.within(_PERSONAL):
             loss = loss + self.lamda / 2 * P.sqdist(self.shared(params), ctx.down)
         return loss, stats
 

@@ -13,11 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from .. import params as P
-from ..method import Context, Method, State, Update
+from ..method import Method, State
 from ..models import Model
 from ..params import Params
+from ..phases import Context, Update
 from ..seeding import torch_rng
-from ..tuning import Tokens, Tuning
+from ..tuning import Tuning
+from ..tunings.tokens import Tokens
 
 _BASE, _GENERATOR, _DESCRIPTOR = "base.", "generator.", "descriptor."
 

@@ -19,11 +19,15 @@ from torch.nn import functional as F
 
 from .. import params as P
 from ..errors import UserError
-from ..method import Batch, Context, Method, Phase, State, Update
+from ..method import Method, State
 from ..models import Model, ViT
 from ..params import Params
+from ..phases import Batch, Context, Phase, Update
 from ..seeding import torch_rng
-from ..tuning import Tuning
+from ..tuning import Tuning, as_vit, own_head
+from ..tunings.tokens import uniform
+
+BLOCK_I, BLOCK_II = "shared", "group"  # phases of a round
 
 
 class SharedGroup(Tuning):
@@ -58,49 +62,40 @@ class SharedGroup(Tuning):
         return tuple(role for role in super().role_names() if role not in absent)
 
     def check(self, model: Model) -> None:
-        if not isinstance(model, ViT):
-            raise UserError(f'backbone.name = "{model.name}" takes no tokens (of a CLIP: backbone.part=image)')
+        depth = as_vit(model).depth
         for setting, layers in (("shared_layers", self.shared_layers), ("group_layers", self.group_layers)):
-            if len(set(layers)) < len(layers) or not all(0 <= i < model.depth for i in layers):
+            if len(set(layers)) < len(layers) or not all(0 <= i < depth for i in layers):
                 raise UserError(
-                    f'method.{setting} = {list(layers)} must be different layers of "{model.name}": 0 to '
-                    f"{model.depth - 1}"
+                    f'method.{setting} = {list(layers)} must be different layers of "{model.name}": 0 to {depth - 1}'
                 )
         last = max(self.shared_layers, default=-1)
-        if min(self.group_layers, default=model.depth) <= last:
+        if min(self.group_layers, default=depth) <= last:
             raise UserError(
-                f"method.group_layers = {list(self.group_layers)} must all come behind the shared ones, the last of "
+                f"method.group_layers = {list(self.group_layers)} must all come after the shared ones, the last of "
                 f"which is layer {last}"
             )
-        if self.query != "last" and not 1 <= self.query <= model.depth:
+        if self.query != "last" and not 1 <= self.query <= depth:
             raise UserError(
-                f'method.query = {self.query} must be "last" or a number of layers of "{model.name}": 1 to '
-                f"{model.depth}"
+                f'method.query = {self.query} must be "last" or a number of layers of "{model.name}": 1 to {depth}'
             )
 
     def init(self, model: Model, seed: int) -> Params:
-        assert isinstance(model, ViT)
-        g, width = torch_rng(seed, "shared and group prompts"), model.weights[f"{model.at}.cls"].shape[-1]
-        bound = math.sqrt(6 / (3 * model.patch**2 + width))  # as VPT starts them
-
-        def uniform(*shape: int) -> Tensor:
-            return torch.empty(shape).uniform_(-bound, bound, generator=g)
-
-        params = {f"shared.{i}": uniform(self.prompt_length, width) for i in self.shared_layers}
+        vit, g = as_vit(model), torch_rng(seed, "shared and group prompts")
+        params = {f"shared.{i}": uniform(vit, g, self.prompt_length) for i in self.shared_layers}
         if self.initial == "code":
             params = {name: torch.zeros_like(p) for name, p in params.items()}
         if self.group_layers:
-            params |= {f"group.{i}": uniform(self.groups, self.prompt_length, width) for i in self.group_layers}
+            params |= {f"group.{i}": uniform(vit, g, self.groups, self.prompt_length) for i in self.group_layers}
+            width = params[f"group.{self.group_layers[0]}"].shape[-1]
             params["keys"] = orthogonal(self.groups, width, torch_rng(seed, "keys"))
-        return {**params, **{name: model.weights[name].clone() for name in ("head.weight", "head.bias")}}
+        return {**params, **own_head(model)}
 
     # ---- which group: Eq. 5
 
     def frozen_name(self, model: Model) -> str:
         if not self.group_layers:
             return ""
-        assert isinstance(model, ViT)
-        layers, norm = self.asked(model)
+        layers, norm = self.asked(as_vit(model))
         return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
 
     def why_not_cached(self, model: Model) -> str:
@@ -108,14 +103,14 @@ class SharedGroup(Tuning):
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """The query h(x) (B, width), of the model without prompts."""
-        assert isinstance(model, ViT)
-        layers, norm = self.asked(model)
-        cls = model.encode(model.weights, model.embed(model.weights, x), stop=layers, first_tokens=1)[:, 0]
-        cls = model.norm(model.weights, cls) if norm else cls
+        vit, weights = as_vit(model), model.weights
+        layers, norm = self.asked(vit)
+        cls = vit.encode(weights, vit.embed(weights, x), stop=layers, first_tokens=1)[:, 0]
+        cls = vit.norm(weights, cls) if norm else cls
         return {"query": cls.relu() if self.query_relu else cls}
 
     def asked(self, model: ViT) -> tuple[int, bool]:
-        """Behind how many layers the query is read, and whether behind the final norm."""
+        """After how many layers the query is read, and whether after the final norm."""
         return (model.depth, True) if self.query == "last" else (self.query, self.query_norm)
 
     def similarity(self, model: Model, params: Params, batch: Batch) -> Tensor:
@@ -123,44 +118,42 @@ class SharedGroup(Tuning):
         query = batch.frozen["query"] if batch.frozen else self.frozen(model, batch.x)["query"]
         return F.normalize(query, dim=1) @ F.normalize(params["keys"], dim=1).T
 
-    def select(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+    def select(self, model: Model, params: Params, batch: Batch) -> Tensor:
         """Eq. 5: the group of each sample, (B,)."""
         return self.similarity(model, params, batch).argmax(1)
 
     # ---- what the head sees
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        # Block I, which trains shared prompts alone, has no group prompts; everything else has.
-        alone = "body" in ctx.phase.train and "group" not in ctx.phase.train
-        chosen = None if alone or not self.group_layers else self.select(model, params, batch, ctx)
+        chosen = self.select(model, params, batch) if self.group_layers else None
         return self.prompted(model, params, batch, chosen)
 
     def prompted(self, model: Model, params: Params, batch: Batch, chosen: Tensor | None) -> Tensor:
-        """Features (B, width): the mean of cls and the tokens of the chosen groups (B,), behind the final norm. Without
+        """Features (B, width): the mean of cls and the tokens of the chosen groups (B,), after the final norm. Without
         groups: cls."""
-        assert isinstance(model, ViT)
+        vit, weights = as_vit(model), model.weights
         prompts = {i: params[f"shared.{i}"] for i in self.shared_layers}
         first_tokens = 1
         if chosen is not None:
             prompts |= {i: params[f"group.{i}"][chosen] for i in self.group_layers}  # (B, length, width) each
-            # Later prompts stand in front of earlier ones, and group prompts come last: they are right behind cls.
+            # Prompts of later layers stand before those of earlier ones, so that group prompts directly follow cls.
             first_tokens += self.prompt_length * len(self.group_layers)
         if "hidden" in batch.extra:
             h, start = batch.extra["hidden"], min(self.group_layers)
         else:
-            h, start = model.embed(model.weights, batch.x), 0
-        h = model.encode(model.weights, h, prompts, "stay", start=start, first_tokens=first_tokens)
-        return model.norm(model.weights, h).mean(1)
+            h, start = vit.embed(weights, batch.x), 0
+        h = vit.encode(weights, h, prompts, "stay", start=start, first_tokens=first_tokens)
+        return vit.norm(weights, h).mean(1)
 
     def hidden(self, model: Model, params: Params, batch: Batch) -> Params:
-        """The input of the first group layer (B, tokens, width), shared prompts included; nothing if that is layer 0,
-        in front of which there is nothing to save."""
-        assert isinstance(model, ViT)
+        """The input of the first group layer (B, tokens, width), with shared prompts; nothing if that is layer 0,
+        before which there is nothing to save."""
+        vit, weights = as_vit(model), model.weights
         first = min(self.group_layers)
         if not first:
             return {}
         prompts = {i: params[f"shared.{i}"] for i in self.shared_layers}
-        return {"hidden": model.encode(model.weights, model.embed(model.weights, batch.x), prompts, "stay", stop=first)}
+        return {"hidden": vit.encode(weights, vit.embed(weights, batch.x), prompts, "stay", stop=first)}
 
 
 class Sgpt(Method):
@@ -228,27 +221,27 @@ class Sgpt(Method):
     def phases(self, round: int) -> tuple[Phase, ...]:
         if self.training == "joint":
             return (self.phase(name="joint"),)
-        first = self.phase(("body", "head"), name="shared")  # Block I, Eq. 10
-        second = self.phase(("group", "keys", "head"), name="group")  # Block II, Eq. 11
+        first = self.phase(("body", "head"), name=BLOCK_I)
+        second = self.phase(("group", "keys", "head"), name=BLOCK_II)
         order = {"bcd": (first, second), "bcd-inverted": (second, first), "shared": (first,), "group": (second,)}
         return order[self.training]
 
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        # In Block II nothing in front of the group prompts moves: computed once a round instead of once an epoch. It
-        # takes n x tokens x width numbers: 0.6 MB a sample of a ViT-B/16 at 224 pixels, 0.3 GB for 500 samples.
-        if self.cache and "group" in ctx.phase.train and "body" not in ctx.phase.train:
-            return self.prompts.hidden(model, params, batch)
-        return {}
+        # In Block II nothing before the group prompts changes: computed once per round instead of once per epoch. It
+        # takes n x tokens x width numbers: 0.6 MB per sample of a ViT-B/16 at 224 pixels, 0.3 GB for 500 samples.
+        return self.prompts.hidden(model, params, batch) if self.cache and ctx.within(BLOCK_II) else {}
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
-        if "keys" not in ctx.phase.train:
-            return super().loss(model, params, batch, ctx)
+        if ctx.within(BLOCK_I):  # Eq. 10: cross-entropy, without group prompts
+            logits = self.prompts.head(model, params, self.prompts.prompted(model, params, batch, chosen=None))
+            return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
+        # Eq. 11: cross-entropy with the prompts of the chosen groups, and the distance to their keys
         near = self.prompts.similarity(model, params, batch)  # (B, G)
         chosen = self.choose(near.detach(), batch, ctx)
         logits = self.prompts.head(model, params, self.prompts.prompted(model, params, batch, chosen))
         cross_entropy = F.cross_entropy(logits, batch.y, reduction="none")
         key = -near.gather(1, chosen[:, None])[:, 0]  # Eq. 6; its gradient is zero in all other keys
-        return batch.mean(cross_entropy + key), {"selected": self.count(chosen, batch)}  # Eq. 11
+        return batch.mean(cross_entropy + key), {"selected": self.count(chosen, batch)}
 
     def choose(self, near: Tensor, batch: Batch, ctx: Context) -> Tensor:
         """The group (B,) in which each sample trains, given its similarity to the keys (B, G)."""
@@ -272,7 +265,7 @@ class Sgpt(Method):
 
     def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
         """The group that each sample has after training (Eq. 5), (B,); None where there are no groups."""
-        return self.prompts.select(model, params, batch, ctx) if self.prompts.group_layers else None
+        return self.prompts.select(model, params, batch) if self.prompts.group_layers else None
 
     # ---- server half
 
@@ -283,7 +276,7 @@ class Sgpt(Method):
         selected = update.stats.get("selected")
         if selected is None or (selected.shape == state["counts"].shape and bool((selected >= 0).all())):
             return ""
-        return "counts of other groups than there are"
+        return f"expected counts for {self.prompts.groups} groups, got {selected.tolist()}"
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Means weighted by samples, keys by selections; momentum on group prompts and keys (Eq. 7)."""

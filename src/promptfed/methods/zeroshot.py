@@ -5,9 +5,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from ..errors import UserError
-from ..method import Method, Phase
+from ..method import Method
 from ..models import CLIP, Model
 from ..params import Params
+from ..phases import Phase
 from ..tuning import OnFeatures, Tuning
 
 

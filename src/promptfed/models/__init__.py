@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from ..data.images import Resize
 from ..errors import UserError, nearest
 from .base import Model
 from .clip import CLIP, image_vit
@@ -13,8 +14,11 @@ from .vit import ViT, vit
 Image = tuple[int, int, int]  # channels, height, width
 
 
+_CLIP_MINI = str(Path(__file__).parent / "clip_mini")
+
+
 def _clip_mini(image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
-    return _pretrained("clip-mini", str(Path(__file__).parent / "clip_mini"), image, classes, seed, names)
+    return _pretrained("clip-mini", _CLIP_MINI, image, classes, seed, names)
 
 
 def _vit_mini(image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
@@ -53,12 +57,25 @@ def build(name: str, image: Image, classes: int, seed: int, names: Sequence[str]
     """
     if name in BACKBONES:
         return BACKBONES[name][0](image, classes, seed, names)
+    return _pretrained(name, _published(name), image, classes, seed, names)
+
+
+def resize(name: str) -> Resize | None:
+    """How the images of a pre-trained backbone are resized, from its files; None: its weights are fresh."""
+    if name in BACKBONES and name not in ("clip-mini", "vit-mini"):
+        return None
+    from .pretrained.load import load_preprocess
+
+    return load_preprocess(_CLIP_MINI if name in BACKBONES else _published(name)).resize
+
+
+def _published(name: str) -> str:
     if "/" not in name and not Path(name).expanduser().exists():
         raise UserError(
             f'backbone.name = "{name}" is unknown{nearest(name, BACKBONES)} (allowed: a path, '
             f"a hub id such as google/vit-base-patch16-224-in21k, or one of {', '.join(sorted(BACKBONES))})"
         )
-    return _pretrained(name, name, image, classes, seed, names)
+    return name
 
 
 def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
@@ -78,4 +95,4 @@ def _size(image: Image) -> str:
     return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
 
 
-__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit"]
+__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit", "resize"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data.images import Resize
 from ..params import Params
 from .pretrained.preprocess import Preprocess
 
@@ -28,6 +29,11 @@ class Model(ABC):
     weights: Params = field(repr=False, default_factory=dict)
     width: int | None = None
     preprocess: Preprocess | None = field(default=None, kw_only=True)
+
+    @property
+    def resize(self) -> Resize:
+        """How images of any size become its own."""
+        return self.preprocess.resize if self.preprocess else Resize(self.image[1:])
 
     @abstractmethod
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:

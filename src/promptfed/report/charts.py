@@ -13,12 +13,12 @@ import altair as alt
 import numpy as np
 
 from . import style
+from .gather import Group, ReportData
 from .marks import NEAR, Row, by_label, data, places, rounds
-from .page_data import Found, Group
-from .page_numbers import MEASURES, over_seeds, series, thin
-from .page_tasks import tasks
+from .numbers import MEASURES, over_seeds, series, thin
 from .runs import percent, spread
 from .style import INK, Look
+from .tasks import tasks
 
 _POINTS = 1600  # in a chart of curves, all labels together
 _CLIENTS = 2400  # dots in the chart of clients, all labels together
@@ -31,7 +31,7 @@ _SHOWN = "indexof(shown, datum.label) >= 0"
 # ---- over rounds, and over what is exchanged
 
 
-def curves(found: Found, panels: bool = False) -> tuple[style.Chart | None, dict[str, str]]:
+def curves(found: ReportData, panels: bool = False) -> tuple[style.Chart | None, dict[str, str]]:
     """A measure over rounds; and the measures that are known of some run, by name.
 
     With `panels` one for each column of a table, in which a method looks the same everywhere.
@@ -84,7 +84,7 @@ def curves(found: Found, panels: bool = False) -> tuple[style.Chart | None, dict
     return chart.add_params(shown, alt.param("measure", value=first)), known
 
 
-def communication(found: Found) -> style.Chart | None:
+def communication(found: ReportData) -> style.Chart | None:
     """Local accuracy over what a client has exchanged so far; a method that exchanges nothing is a dotted level."""
     rows, levels, totals, ends = [], [], [], {}
     most = max(12, _POINTS // 2 // max(1, len(found.groups)))
@@ -148,7 +148,7 @@ def _point(label: str, at: int, cost: float, value: tuple[float, float]) -> Row:
 # ---- by method
 
 
-def accuracies(found: Found) -> style.Chart | None:
+def accuracies(found: ReportData) -> style.Chart | None:
     """The last evaluated round, a row for each label, best mean first within a task: every client's accuracy, on a bar
     to their mean; its deviation over seeds; and the accuracy on all clients' test data."""
     dots: list[dict[str, Any]] = []
@@ -220,7 +220,7 @@ def accuracies(found: Found) -> style.Chart | None:
         layers.append(
             mark.encode(alt.X("global:Q", scale=x), y, color=alt.value("white"), stroke=alt.value(INK), tooltip=tips)
         )
-    chart = alt.layer(*layers).properties(height=max(32, 14 * lines + 6) * len(bars))
+    chart = alt.layer(*layers).properties(height=max(64, max(32, 14 * lines + 6) * len(bars)))
     return chart.add_params(alt.param("shown", value=order))
 
 
@@ -249,7 +249,7 @@ def _wrapped(labels: Sequence[str]) -> tuple[str, int]:
     return lines, max(len(textwrap.wrap(label, _LETTERS[0])) for label in labels)
 
 
-def matrix(found: Found) -> style.Chart:
+def matrix(found: ReportData) -> style.Chart:
     """The last round's local accuracy, a row for each method and a column for each of the table's. Shades compare
     within a column, as columns are not equally hard."""
     here = {group.label: found.places[group.label] for group in found.groups}
@@ -279,7 +279,7 @@ def matrix(found: Found) -> style.Chart:
         .encode(text="text:N")
         for best in (False, True)
     ]
-    return alt.layer(shade, *texts).properties(width=width, height=26 * len(rows))
+    return alt.layer(shade, *texts).properties(width=width, height=max(80, 26 * len(rows)))
 
 
 # ---- what they share

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from ..runs import record
+from .. import files
 
 WIDTH = 8.0  # inches
 
@@ -35,5 +35,5 @@ def plain(text: str) -> str:
 def save(figure: Figure, path: Path) -> Path:
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    record.write(path, content.getvalue())
+    files.write(path, content.getvalue())
     return path

@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 
 from . import charts, run_charts, style
+from .gather import Group, ReportData
 from .marks import client_names
-from .page_data import Found, Group
-from .page_numbers import thin
+from .numbers import thin
 
 Spec = dict[str, Any]
 _SITES = 400  # bars in a chart of a partition
@@ -38,19 +38,19 @@ class Chart:
     spec: Spec
 
 
-def curves(found: Found) -> tuple[Chart | None, dict[str, str]]:
+def curves(found: ReportData) -> tuple[Chart | None, dict[str, str]]:
     """A measure over rounds; and the measures that are known of some run, by name."""
     chart, known = charts.curves(found)
     about = "Line chart: " + "; ".join(known.values()) + ", over communication rounds."
     return _embedded("curves", about, chart, 340), known
 
 
-def communication(found: Found) -> Chart | None:
+def communication(found: ReportData) -> Chart | None:
     about = "Line chart: local accuracy in per cent over the megabytes that a client has exchanged with the server."
     return _embedded("communication", about, charts.communication(found), 340)
 
 
-def clients(found: Found) -> Chart | None:
+def clients(found: ReportData) -> Chart | None:
     return _embedded("clients", "Dot plot: accuracy of each client, by method.", charts.accuracies(found))
 
 

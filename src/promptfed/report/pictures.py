@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data import Federation, load
+from ..data import Federation
 from ..errors import UserError
+from ..runs import build
 from ..runs import config as C
-from . import charts, images, page_data, prompts, run_charts, style
-from .page_data import Found, Group
-from .page_numbers import MEASURES
+from . import charts, gather, images, prompts, run_charts, style
+from .gather import Group, ReportData
+from .numbers import MEASURES
 from .runs import Run
 
 _PARTITIONS = 6  # pictures of a comparison
@@ -49,14 +50,14 @@ def draw_comparison(
     communication.
     """
     groups = [
-        Group(label, [page_data.read(one.folder, label, out, []) for one in each])
+        Group(label, [gather.read(one.folder, label, out, []) for one in each])
         for label, each in results.items()
         if each
     ]
     if not groups:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    found = Found(groups, [], places=dict(places or {}))
+    found = ReportData(groups, [], places=dict(places or {}))
     drawn = [style.save(chart, out / name) for name, chart in _charts(found).items() if chart]
     drawn += _partitions(found, out)
     for name in ("curves.png", *(path.name for path in out.glob("partition-*.png"))):
@@ -75,7 +76,7 @@ def draw_partition(federation: Federation, path: Path) -> Path:
     return style.save(run_charts.partition(federation), path)
 
 
-def _charts(found: Found) -> dict[str, style.Chart | None]:
+def _charts(found: ReportData) -> dict[str, style.Chart | None]:
     """By file name, with their titles. What was evaluated once has no curves."""
     settings = {entry.run.setting for entry in found.entries}
     setting = settings.pop() if len(settings) == 1 else ""
@@ -99,7 +100,7 @@ def _charts(found: Found) -> dict[str, style.Chart | None]:
     }
 
 
-def _partitions(found: Found, out: Path) -> list[Path]:
+def _partitions(found: ReportData, out: Path) -> list[Path]:
     """A picture of each different partition of the first seed; whose it is stands in its title."""
     each: dict[bytes, list[Group]] = {}
     for group in found.groups:
@@ -128,7 +129,7 @@ def _federation(run: Run) -> Federation | None:
     if not file.exists():
         return None
     try:
-        return Federation.load(file, load(C.make(run.settings).dataset))
+        return build.split(C.make(run.settings), file)
     except UserError as error:
         warnings.warn(f"no picture of the partition and the prompts: {error}", stacklevel=3)
         return None

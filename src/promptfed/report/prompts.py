@@ -16,7 +16,8 @@ from ..data import Dataset
 from ..models import Model
 from ..params import Params
 from ..runs import config as C
-from ..tuning import PixelPrompt, PrivatePrompt, Tuning
+from ..tuning import PrivatePrompt, Tuning
+from ..tunings.pixels import PixelPrompt
 from . import images
 from .runs import Run
 

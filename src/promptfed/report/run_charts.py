@@ -12,7 +12,7 @@ import numpy as np
 from ..data import Federation
 from . import style
 from .marks import NAMED, NEAR, by_colour, by_label, client_names, data, heat_map, places, rounds, tall
-from .page_numbers import thin
+from .numbers import thin
 from .runs import Run, Share, percent
 from .style import BLUE, GREEN, GREY, INK, VERMILION, Look
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import altair as alt
 import vl_convert
 
+from .. import files
 from ..errors import UserError
-from ..runs import record
 
 Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.FacetChart
 
@@ -103,7 +103,7 @@ def short(names: Sequence[str], most: int) -> list[str]:
 def save(chart: Chart, path: Path) -> Path:
     """Replaces the picture in one step: somebody may be looking at the old one."""
     spec = {**chart.to_dict(), "config": THEME}
-    record.write(path, _FORMATS[check(path)](spec))
+    files.write(path, _FORMATS[check(path)](spec))
     return path
 
 

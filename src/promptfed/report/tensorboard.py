@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from .. import files
 from ..clients.base import Notice
 from ..runs import record
 from ..runs.record import STAGES, View
@@ -37,7 +38,7 @@ class EventFile(View):
     def begin(self, round: int, clients: Sequence[int]) -> None:
         if not self._open:
             past = [line for line in record.read_lines(self._folder) if line["round"] < round]
-            record.write(self.path, b"".join([head(), *map(event, past)]))
+            files.write(self.path, b"".join([head(), *map(event, past)]))
             self._open = True
 
     def end(self, line: Line) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import privacy, server
+from .. import files, privacy, server
 from ..clients import Clients
 from ..data import Federation
 from ..errors import UserError
@@ -106,7 +106,7 @@ def execute(
     split = path / "partition.json"
     try:
         parts = build.assemble(config, federation, split if resume and split.exists() else None)
-        record.write(path / "config.toml", C.dump(config.complete()).encode())
+        files.write(path / "config.toml", C.dump(config.complete()).encode())
         if not config.consortium and (not resume or not split.exists()):
             parts.federation.save(split)
         clients = engine(parts, path)
@@ -144,7 +144,7 @@ def execute(
             answers = privacy.answers(folder.asked(), seeded)
             about["privacy"] = privacy.statement(config.privacy, answers, len(parts.federation.sites), seeded)
         numbers = record.result(folder.lines(), about)
-        record.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
+        files.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
         return Result(path, numbers)
     finally:
         folder.close()

@@ -16,7 +16,8 @@ import torch
 from .. import models
 from ..clients.base import Clients
 from ..clients.host import Host
-from ..clients.local import Answer, LocalClients
+from ..clients.local import LocalClients
+from ..clients.messages import Ask
 from ..clients.store import Store
 from ..clients.workers import Worker
 from ..data import Dataset, Federation, Site, federate, load
@@ -59,7 +60,7 @@ def split(config: Config, file: Path | None = None) -> Federation:
     """Who holds what: as drawn from the seed, as a file says, or of a consortium: each site its own, nothing here."""
     if config.consortium:
         return placeholder_federation(config)
-    dataset = load(config.dataset)
+    dataset = load(config.dataset, models.resize(config.backbone.name))
     file = file or (Path(config.partition.file) if config.partition.file else None)
     if file:
         return Federation.load(file, dataset)
@@ -115,7 +116,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         return simulate(parts, folder)
     count = worker_count(parts)
     sizes = {i: len(site.train) for i, site in enumerate(parts.federation.sites)}
-    hosts: list[Answer]
+    hosts: list[Ask]
     if count > 1:
         description = {
             "config": parts.config.complete(),
@@ -163,17 +164,17 @@ def host_from(description: dict[str, Any]) -> Host:
 def make_host(parts: Parts, store: Path, kind: Callable[..., Host] = Host) -> Host:
     config = parts.config
     return kind(
-        parts.method,
-        parts.model,
-        parts.federation,
-        Store(store),
-        config.seed,
-        parts.device,
-        config.engine.block,
-        config.engine.frozen_gb * 1e9,
-        config.eval.drift,
-        config.privacy if config.privacy.on else None,
-        None if config.consortium else config.seed,
+        method=parts.method,
+        model=parts.model,
+        federation=parts.federation,
+        store=Store(store),
+        seed=config.seed,
+        device=parts.device,
+        block=config.engine.block,
+        frozen_bytes=config.engine.frozen_gb * 1e9,
+        drift=config.eval.drift,
+        privacy=config.privacy if config.privacy.on else None,
+        noise_seed=None if config.consortium else config.seed,
     )
 
 

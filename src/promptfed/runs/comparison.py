@@ -26,7 +26,7 @@ from .. import methods as M
 from .. import models
 from ..data import CATALOGUE, PARTITIONS, DatasetConfig, load
 from ..errors import UserError, nearest
-from ..models.pretrained.known import KNOWN, fresh
+from ..models.pretrained.known import KNOWN, fresh, resize
 from . import config as C
 from . import tables
 from .api import Result, execute, without_compare
@@ -283,13 +283,16 @@ def check(jobs: Iterable[Job]) -> None:
 
 
 def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
-    entry = CATALOGUE.get(given.name)
+    entry, published = CATALOGUE.get(given.name), resize(backbone.name)
     if entry:
         classes = tuple(f"class {i}" for i in range(entry.classes))
-        channels, side = given.channels or entry.channels, given.size or entry.size
+        channels, side = (
+            given.channels or entry.channels,
+            given.size or (published.size[0] if published else entry.size),
+        )
         image = (channels, side, side)
     else:
-        data = load(given)
+        data = load(given, published)
         classes, image = data.classes, data.images.shape[1:]
     if backbone.name in KNOWN:
         model = fresh(backbone.name, len(classes), classes)

@@ -25,11 +25,13 @@ from .. import models
 from .. import params as P
 from ..clients.wire import pack
 from ..data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, federate, load
+from ..data.images import Resize
 from ..errors import UserError
-from ..method import Batch, Holdings, Method, Phase, split_once
+from ..method import Method, split_once
 from ..models import CLIP, Model
-from ..models.pretrained.known import KNOWN, fresh
+from ..models.pretrained.known import KNOWN, fresh, resize
 from ..params import Params
+from ..phases import Batch, Holdings, Phase
 from ..seeding import torch_rng
 from ..training import Samples, Work, train
 from . import build
@@ -123,11 +125,16 @@ def estimate(config: Config, clock: Clock | None = None) -> Estimate:
 def imagine(config: Config) -> tuple[Federation, bool]:
     """Who would hold what; and whether the number of images is known."""
     seed = config.seed if config.partition.seed is None else config.partition.seed
-    return _imagine(config.dataset, config.partition.partition, config.partition.file, seed)
+    named = config.backbone.name
+    fetched = "/" in named and named not in KNOWN and not Path(named).expanduser().exists()  # sketch() refuses it
+    published = None if fetched else resize(named)
+    return _imagine(config.dataset, published, config.partition.partition, config.partition.file, seed)
 
 
 @lru_cache(maxsize=32)
-def _imagine(given: DatasetConfig, partition: Partition, file: str | None, seed: int) -> tuple[Federation, bool]:
+def _imagine(
+    given: DatasetConfig, published: Resize | None, partition: Partition, file: str | None, seed: int
+) -> tuple[Federation, bool]:
     entry = CATALOGUE.get(given.name)
     if entry is None:
         if not Path(given.name).expanduser().exists():
@@ -135,11 +142,14 @@ def _imagine(given: DatasetConfig, partition: Partition, file: str | None, seed:
                 f'dataset.name = "{given.name}" is neither a path nor in the catalogue, and --dry-run asks nobody else '
                 f"(allowed: {', '.join(sorted(CATALOGUE))})"
             )
-        dataset = load(given)
+        dataset = load(given, published)
     else:
         kinds = max(1, entry.domains)
         n = min(entry.images or _GUESS * entry.classes * kinds, given.limit or 1 << 60)
-        side, channels = given.size or entry.size, given.channels or entry.channels
+        channels, side = (
+            given.channels or entry.channels,
+            given.size or (published.size[0] if published else entry.size),
+        )
         domain = np.arange(n) // entry.classes % kinds if entry.domains else None
         names = tuple(f"domain {i}" for i in range(entry.domains))
         dataset = Dataset(

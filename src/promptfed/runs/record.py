@@ -11,19 +11,16 @@ result.json             the numbers, once the run is done
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import platform
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
-from .. import scoring
+from .. import files, scoring
 from ..clients.base import Notice
 from ..clients.wire import pack, unpack
 from ..errors import UserError
@@ -61,14 +58,15 @@ class Folder(Recorder):
     def __init__(self, path: Path, view: View | None = None, ledger: bool = False) -> None:
         self.path, self._view, self._ledger = path, view, ledger
         self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
+        self._open = ExitStack()  # holds the lock
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("w")
+            self._open.enter_context(files.lock(path / ".lock", seconds=0.2))  # at_work() holds it for an instant
+        except files.Locked:
+            raise Busy(f'--out = "{path}" is in use by another run') from None
         except OSError as error:
             raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
-        if not _lock(self._lock):
-            self._lock.close()
-            raise Busy(f'--out = "{path}" is in use by another run')
+        self.closed = False
 
     def restore(self) -> tuple[int, State] | None:
         file = self.path / "checkpoint.safetensors"
@@ -84,10 +82,8 @@ class Folder(Recorder):
     def begin(self, round: int, clients: Sequence[int]) -> None:
         self._took = {}
         if self._ledger:
-            with (self.path / "asked.jsonl").open("a") as file:  # what was cut off before stays on a line of its own
-                file.write("\n" + json.dumps({"round": round, "clients": list(clients)}))
-                file.flush()
-                os.fsync(file.fileno())
+            # The line break comes first: a line that was cut off before stays on its own.
+            files.append(self.path / "asked.jsonl", "\n" + json.dumps({"round": round, "clients": list(clients)}))
         if self._view:
             self._view.begin(round, clients)
 
@@ -102,11 +98,8 @@ class Folder(Recorder):
         if self._took:
             took = [self._took[client] for client in sorted(self._took)]
             line = {**line, "seconds": {**line["seconds"], "clients": took}}
-        with (self.path / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
+        files.append(self.path / "rounds.jsonl", json.dumps(line, allow_nan=False) + "\n")
+        files.write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
         if self._view:
             self._view.end(line)
 
@@ -123,39 +116,27 @@ class Folder(Recorder):
         return found
 
     def _rewrite(self, lines: list[Line]) -> None:
-        write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+        files.write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def close(self) -> None:
         """Lets go of the folder, and of all trace of a run that did not come to begin."""
-        if not self._lock.closed and not (self.path / "config.toml").exists():
+        if not self.closed and not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
                 self.path.rmdir()
-        self._lock.close()
+        self.closed = True
+        self._open.close()
 
 
 def at_work(path: Path) -> bool:
     """Whether a process is at work in a run's folder."""
     try:
-        with (path / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with files.lock(path / ".lock", shared=True, seconds=0):
+            return False
+    except files.Locked:
         return True
     except OSError:
         return False
-    return False
-
-
-def _lock(file: IO[str]) -> bool:
-    """Takes the lock, if need be after a moment: at_work() holds it for an instant."""
-    for _ in range(10):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.02)
-        else:
-            return True
-    return False
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -168,20 +149,6 @@ def read_lines(path: Path) -> list[Line]:
         except json.JSONDecodeError:
             break
     return lines
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replaces a file in one step."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import record
+from .. import files
 from .api import Result
 
 Table = dict[str, Any]
@@ -156,18 +156,18 @@ def save(
 ) -> list[Table]:
     """table.json, table.csv and table.md."""
     found = table(results, places, scale)
-    record.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
+    files.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow((*HEADERS, "clients", "clients trained", "dataset", "rounds"))
     for row in found:
         counted = (of(row["clients"][key]) for key in ("local", "after_local"))
         writer.writerow((*cells(row, plain=True), *counted, row["dataset"], row["rounds"]))
-    record.write(out / "table.csv", text.getvalue().encode())
+    files.write(out / "table.csv", text.getvalue().encode())
     wide = [f"Accuracy in %, {words}:\n\n{markdown(across(found, key))}\n" for key, words in ACROSS.items() if places]
     head = f"{scale[0].upper()}{scale[1:]}.\n\n" if scale else ""
     whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *map(cells, found)])
-    record.write(out / "table.md", "".join([head, *wide, whole, f"\n{CAPTION}\n{WHOLE} {REPORT}\n"]).encode())
+    files.write(out / "table.md", "".join([head, *wide, whole, f"\n{CAPTION}\n{WHOLE} {REPORT}\n"]).encode())
     return found
 
 

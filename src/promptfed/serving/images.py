@@ -8,36 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from ..data.images import pixels
+from ..data.images import Resize, pixels
 from ..data.sources import IMAGE_SUFFIXES
 from ..errors import UserError
 
 Images = str | Path | Image.Image | np.ndarray | Tensor | Sequence[str | Path | Image.Image | np.ndarray]
 
 
-def decode(image: Any, shape: tuple[int, int, int]) -> np.ndarray | None:
-    """A path, a PIL image or an array -> uint8 (C, H, W); None if it cannot be read."""
-    channels, height, width = shape
+def decode(image: Any, channels: int, resize: Resize) -> np.ndarray | None:
+    """A path, a PIL image or an array -> uint8 (C, H, W), as a dataset's images are; None: it cannot be read."""
     try:
         if isinstance(image, np.ndarray):
-            if image.shape == shape:
+            if image.shape == (channels, *resize.size):
                 return image
             image = Image.fromarray(image[..., 0] if image.shape[-1] == 1 and image.ndim == 3 else image)
         if isinstance(image, Path):
             with Image.open(image) as opened:
-                array = pixels(opened, channels, None)
-        else:
-            array = pixels(image, channels, None)
+                return pixels(opened, channels, resize)
+        return pixels(image, channels, resize)
     except Exception:  # decoders raise anything at all on broken bytes
         return None
-    if array.shape[1:] == (height, width):
-        return array
-    plain = Image.fromarray(array[0] if channels == 1 else array.transpose(1, 2, 0))
-    fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR)  # as data.images.pixels does
-    return pixels(fitted, channels, None)
 
 
 def complain(skipped: Sequence[str], count: int, setting: str) -> None:

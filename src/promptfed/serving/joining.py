@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..clients.base import Scores
+from .. import files
 from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
@@ -28,8 +28,8 @@ from ..errors import UserError
 from ..flower.site import places, share, source
 from ..method import State
 from ..runs import build, record
+from ..scoring import Score, Scores
 from ..server import screen
-from ..training import Score
 from .images import complain, decode
 from .predictor import Predictor
 from .runs import Trained, personal, predictor, trained
@@ -94,7 +94,7 @@ def join(
             store.close()
     model.save(folder / MODEL)
     draw(numbers, folder / "join.png")
-    record.write(folder / "join.json", (json.dumps(numbers, indent=1) + "\n").encode())  # last: it says all is there
+    files.write(folder / "join.json", (json.dumps(numbers, indent=1) + "\n").encode())  # last: it says all is there
     return Joined(folder, numbers, model)
 
 
@@ -119,16 +119,23 @@ def _train(
     store = Store(memory)
     try:
         host = Host(
-            method, parts.model, parts.federation, store, config.seed, parts.device, 1, config.engine.frozen_gb * 1e9
+            method=method,
+            model=parts.model,
+            federation=parts.federation,
+            store=store,
+            seed=config.seed,
+            device=parts.device,
+            frozen_bytes=config.engine.frozen_gb * 1e9,
         )
         clients = LocalClients({client: len(site.train)}, [host])
 
-        def scored(state: State, round: int) -> Score:
-            found: list[Scores] = clients.evaluate({client: method.down(state, client)}, round, False, False)
+        def scored(state: State, as_of: int) -> Score:
+            down = {client: method.down(state, client)}
+            found: list[Scores] = clients.evaluate(down, as_of=as_of, pooled=False, after_local=False)
             return found[0].parts["test"]
 
         state = method.admit(held.state, client, clients.enroll([client])[client], held.round + 1)
-        before = scored(state, held.round)
+        before = scored(state, held.round + 1)
         for round in range(held.round + 1, held.round + rounds + 1):
             updates, _ = clients.train({client: method.down(state, client)}, round, score=False)
             used, left_out = screen(updates, [client], method.shared(parts.init), partial(method.unusable, state))
@@ -138,7 +145,7 @@ def _train(
             second = method.send_second(state, used)
             if second:
                 clients.send_second(second, round)
-        return parts, before, scored(state, held.round + rounds), state, store
+        return parts, before, scored(state, held.round + rounds + 1), state, store
     except BaseException:
         store.close()
         raise
@@ -154,7 +161,7 @@ def _dataset(held: Trained, path: Path, where: Path) -> tuple[Dataset, tuple[str
     known = places(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
-        image = decode(path / found.name(i), held.parts.model.image)
+        image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
         if image is None:
             skipped.append(found.name(i))
         else:

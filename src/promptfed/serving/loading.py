@@ -10,7 +10,7 @@ from ..data import Federation
 from ..errors import UserError
 from ..flower.site import SETTINGS, Place
 from ..runs import build
-from . import files
+from . import exported
 from .predictor import Predictor
 from .runs import of_site, trained
 
@@ -36,7 +36,7 @@ def load(
     if client is not None and common:
         raise UserError(f"client = {client} and the global model cannot both be asked for")
     if not path.exists():
-        raise UserError(f'"{path}" does not exist; allowed: the folder of a run, or an exported {files.SUFFIX} file')
+        raise UserError(f'"{path}" does not exist; allowed: the folder of a run, or an exported {exported.SUFFIX} file')
     if (path / "config.toml").exists():
         with trained(path, federation, device) as run:
             if client is None and not common and run.parts.method.personal:
@@ -50,7 +50,7 @@ def load(
         made = of_site(Place.open(at), path.name if at != path else None, device)
     else:
         where = build.pick_device(device)
-        card, tuning, model, params = files.read(files.find(path), backbone, trust)
+        card, tuning, model, params = exported.read(exported.find(path), backbone, trust)
         made = Predictor(card, tuning, model.to(where), P.to(params, where), where)
     held = made.card["client"]
     if (client is not None and str(client) not in (str(held), made.card.get("site"))) or (common and held is not None):
@@ -64,6 +64,6 @@ def export(
     """Writes one model of a run to a file of its own (default: in the run's folder, below exports/); -> the file."""
     made = load(run, client=client, common=common, **how)
     held = made.card["client"]
-    name = f"{'global' if held is None else f'client-{held}'}{files.SUFFIX}"
+    name = f"{'global' if held is None else f'client-{held}'}{exported.SUFFIX}"
     path = Path(out).expanduser() if out else Path(run).expanduser() / "exports" / name
     return made.save(path / name if path.is_dir() else path)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..method import Batch, Context, Phase
 from ..models import Model
 from ..params import Params
+from ..phases import Batch, Context
 from ..seeding import rng
 from ..training import CHUNK
 from ..tuning import Tuning
-from . import files
+from . import exported
 from .images import Images, complain, decode, listed
 
 
@@ -55,7 +55,7 @@ class Predictions:
 class Predictor:
     """A client's model, or the global one. `card` says where it comes from and what it needs."""
 
-    card: files.Card
+    card: exported.Card
     tuning: Tuning
     model: Model
     params: Params
@@ -83,7 +83,7 @@ class Predictor:
                 waiting.clear()
 
         for name, image in given:
-            decoded = decode(image, self.model.image)
+            decoded = decode(image, self.model.image[0], self.model.resize)
             if decoded is None:
                 skipped.append(name)
                 continue
@@ -103,7 +103,7 @@ class Predictor:
         y = torch.zeros(len(x), dtype=torch.int64, device=self.device)
         noise = torch.from_numpy(rng(0, "evaluation", at - at % CHUNK).random(2, np.float32)).to(self.device)
         nobody = torch.zeros((), dtype=torch.int64, device=self.device)
-        ctx = Context({}, {}, Phase({}, 1, name="evaluate"), nobody, nobody.expand(len(self.classes)))
+        ctx = Context({}, {}, None, nobody, nobody.expand(len(self.classes)))
         with torch.no_grad():
             frozen = self.tuning.frozen(self.model, x) if self.tuning.frozen_name(self.model) else {}
             if frozen and not self.tuning.images:
@@ -114,4 +114,4 @@ class Predictor:
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file with the card inside, and a copy of the card beside it for people; -> the file."""
-        return files.write(Path(path).expanduser(), self.card, self.tuning, self.model, self.params)
+        return exported.write(Path(path).expanduser(), self.card, self.tuning, self.model, self.params)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import lmdb
 
+from .. import files
 from .. import params as P
 from ..clients.host import Host
 from ..clients.store import Store
@@ -23,10 +23,9 @@ from ..runs import build, record
 from ..runs import config as C
 from ..runs.record import Busy
 from ..training import train
-from . import files
+from . import exported
 from .predictor import Predictor
 
-_PRIVATE, _MEMORY = "private/", "memory/"  # as a host stores them
 _TOLD = 50  # names of sites that fit a sentence
 
 
@@ -83,10 +82,10 @@ class Trained:
         params = method.start(self.parts.init, down, {}, {})
         return self._predictor(params, {"client": None, "metrics": self._metrics(None)})
 
-    def _predictor(self, params: Params, about: files.Card) -> Predictor:
+    def _predictor(self, params: Params, about: exported.Card) -> Predictor:
         return predictor(self.parts, params, {**about, "round": self.round})
 
-    def _metrics(self, client: int | None) -> files.Card:
+    def _metrics(self, client: int | None) -> exported.Card:
         """What the run found out about this model, if it evaluated behind its last round."""
         line = next((line for line in record.read_lines(self.path) if line["round"] == self.round), {})
         if client is None:
@@ -123,48 +122,46 @@ def number(client: int | str, names: Sequence[str]) -> int:
         return names.index(str(client))
 
 
-def personal(parts: build.Parts, store: Store, state: State, client: int, before: int) -> Params:
-    """A client's parameters at the start of a round, adapted where the method adapts: as Host.evaluate() has them."""
-    return adapted(parts, store, parts.method.down(state, client), client, before)
+def personal(parts: build.Parts, store: Store, state: State, client: int, as_of: int) -> Params:
+    """A client's parameters as of the start of a round, adapted where the method adapts, as in Host.evaluate()."""
+    return adapted(parts, store, parts.method.down(state, client), client, as_of)
 
 
-def adapted(parts: build.Parts, store: Store, received: Params, client: int, before: int) -> Params:
+def adapted(parts: build.Parts, store: Store, received: Params, client: int, as_of: int) -> Params:
     """The same of what the client has received."""
     method = parts.method
     down = split_once(received)[0]
     phases = method.adapt()
     if not phases:
-        kept = store.get(client, before)
-        private, memory = (
-            {name.removeprefix(prefix): p for name, p in kept.items() if name.startswith(prefix)}
-            for prefix in (_PRIVATE, _MEMORY)
-        )
-        return method.start(parts.init, down, private, memory)
+        kept = store.get(client, as_of)
+        return method.start(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
     config = parts.config
     host = Host(
-        method, parts.model, parts.federation, store, config.seed, parts.device, 1, config.engine.frozen_gb * 1e9
+        method=method,
+        model=parts.model,
+        federation=parts.federation,
+        store=store,
+        seed=config.seed,
+        device=parts.device,
+        frozen_bytes=config.engine.frozen_gb * 1e9,
     )
-    work = host.work(client, P.to(down, parts.device), before)
-    return train(method, parts.model, [work], phases, config.seed, before)[0].params
+    work = host.work(client, P.to(down, parts.device), as_of)
+    return train(method, parts.model, [work], phases, config.seed, as_of)[0].params
 
 
-def predictor(parts: build.Parts, params: Params, about: files.Card) -> Predictor:
+def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predictor:
     """Parameters with all that they need to predict."""
     config, data = parts.config, parts.federation.dataset
     channels, height, width = parts.model.image
     scale = parts.model.preprocess or data  # as frozen.normalisation() has it
-    card: files.Card = {
-        "format": files.FORMAT,
+    card: exported.Card = {
+        "format": exported.FORMAT,
         "method": config.method.complete(),
         "backbone": {"name": config.backbone.name, "part": config.backbone.part},
         "seed": config.seed,
         "classes": list(data.classes),
         "image": [channels, height, width],
-        "preprocessing": {
-            "mode": "grey" if channels == 1 else "RGB",
-            "fit": "the middle is cut out",
-            "interpolation": "bilinear",
-        },
+        "preprocessing": {"channels": "grey" if channels == 1 else "RGB", **asdict(parts.model.resize)},
         "normalisation": {
             "of": "dataset" if scale is data else "backbone",
             "mean": list(scale.mean),
@@ -202,12 +199,11 @@ def _shared(path: Path) -> Iterator[None]:
     if not file.exists():  # a copy of a run
         yield
         return
-    with file.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(f'"{path}" is in use: the run is still going on') from None
-        yield
+    try:
+        with files.lock(file, shared=True, seconds=0):
+            yield
+    except files.Locked:
+        raise Busy(f'"{path}" is in use: the run is still going on') from None
 
 
 # ---- at a site
@@ -222,9 +218,9 @@ def of_site(place: Place, name: str | None, device: str) -> Predictor:
     parts, client = place.parts(device), place.settings.client
     store = Store(found[-1].parent / "clients")
     try:
-        params = adapted(parts, store, down, client, note["before"])
+        params = adapted(parts, store, down, client, note["as_of"])
     finally:
         store.close()
     site = parts.federation.sites[client]
     about = {"client": client, "site": site.name, "n_train": len(site.train)}
-    return predictor(parts, params, {**about, "round": note["before"] - 1, "metrics": note["metrics"]})
+    return predictor(parts, params, {**about, "round": note["as_of"] - 1, "metrics": note["metrics"]})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from pickle import UnpicklingError  # what torch raises for a file that holds more than tensors
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -36,18 +36,28 @@ def locate(name: str) -> Path:
     return _weights_in(_snapshot(name), name)
 
 
-def tensors(file: Path, name: str) -> dict[str, Tensor]:
+def shapes(file: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """Of everything in the file, whose values are not read."""
+    return {key: tuple(value.shape) for key, value in tensors(file, name, "meta").items()}
+
+
+def tensors(file: Path, name: str, device: Literal["cpu", "meta"] = "cpu") -> dict[str, Tensor]:
     """Everything in the file."""
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+            return load_file(file) if device == "cpu" else _headers(file)
+        loaded = torch.load(file, map_location=device, weights_only=True)
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         what = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
         raise UserError(f'backbone.name = "{name}": {file.name} is not a readable file of tensors: {what}') from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError(f'backbone.name = "{name}": {file.name} is not a flat dictionary of tensors')
     return loaded
+
+
+def _headers(file: Path) -> dict[str, Tensor]:
+    with safe_open(file, "pt") as opened:
+        return {key: torch.empty(opened.get_slice(key).get_shape(), device="meta") for key in opened.keys()}  # noqa: SIM118
 
 
 def settings(folder: Path, file: str, name: str) -> dict[str, Any]:

@@ -1,68 +1,29 @@
-"""Where the published files keep the weights: names and shapes of four layouts, and what each weight becomes here."""
+"""Names and shapes of weights in published files: four layouts, and what each weight becomes here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..transformer import Activation
+from .shapes import ClipShape, Convolutions, Patches, Transformer, VitShape
 
 Shape = tuple[int, ...]
 
 
-class Entry(NamedTuple):
+class Weight(NamedTuple):
+    """One of our weights, and the published ones that it is made of."""
+
     ours: str
     theirs: tuple[str, ...]
     shape: Shape  # of each of theirs
     make: Callable[..., Tensor] = lambda *parts: torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-@dataclass(frozen=True)
-class Transformer:
-    depth: int
-    width: int
-    heads: int
-    hidden: int  # units of the MLP
-    eps: float
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class Image:
-    """Square pictures in square patches."""
-
-    side: int
-    patch: int
-    channels: int = 3
-
-    @property
-    def positions(self) -> int:
-        return 1 + (self.side // self.patch) ** 2
-
-
-@dataclass(frozen=True)
-class Text:
-    vocabulary: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Convolutions:
-    side: int
-    blocks: tuple[int, ...]
-    width: int  # channels behind the stem
-
-    @property
-    def heads(self) -> int:
-        return self.width * 32 // 64
-
-
-class Parts(NamedTuple):
-    """What a layout calls the parts of a layer, and how weight and bias are joined to the names of qkv."""
+class LayerNames(NamedTuple):
+    """What a layout calls the parts of a layer; `join` stands between the name of qkv and "weight" or "bias"."""
 
     layer: str
     norm1: str
@@ -74,7 +35,7 @@ class Parts(NamedTuple):
     join: str = "."
 
 
-VIT = Parts(
+VIT = LayerNames(
     "encoder.layer",
     "layernorm_before",
     ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
@@ -83,8 +44,8 @@ VIT = Parts(
     "intermediate.dense",
     "output.dense",
 )
-TIMM = Parts("blocks", "norm1", ("attn.qkv",), "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
-CLIP = Parts(
+TIMM = LayerNames("blocks", "norm1", ("attn.qkv",), "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+CLIP = LayerNames(
     "encoder.layers",
     "layer_norm1",
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -93,112 +54,116 @@ CLIP = Parts(
     "mlp.fc1",
     "mlp.fc2",
 )
-OPEN_CLIP = Parts(
+OPEN_CLIP = LayerNames(
     "transformer.resblocks", "ln_1", ("attn.in_proj",), "attn.out_proj", "ln_2", "mlp.c_fc", "mlp.c_proj", join="_"
 )
 
 
-def vit_transformers(image: Image, t: Transformer, prefix: str = "") -> Iterator[Entry]:
+def vit_transformers(shape: VitShape, prefix: str = "") -> Iterator[Weight]:
     """ViTModel; with prefix "vit." inside ViTForImageClassification."""
+    image, t = shape.image, shape.tower
     at = f"{prefix}embeddings"
-    yield Entry("body.cls", (f"{at}.cls_token",), (1, 1, t.width))
-    yield Entry("body.position", (f"{at}.position_embeddings",), (1, image.positions, t.width))
+    yield Weight("body.cls", (f"{at}.cls_token",), (1, 1, t.width))
+    yield Weight("body.position", (f"{at}.position_embeddings",), (1, image.positions, t.width))
     yield from _patches("body", f"{at}.patch_embeddings.projection", image, t.width, bias=True)
     yield from _layers("body", prefix, VIT, t)
     yield from _norm("body.norm", f"{prefix}layernorm", t.width)
 
 
-def vit_timm(image: Image, t: Transformer) -> Iterator[Entry]:
-    yield Entry("body.cls", ("cls_token",), (1, 1, t.width))
-    yield Entry("body.position", ("pos_embed",), (1, image.positions, t.width))
+def vit_timm(shape: VitShape) -> Iterator[Weight]:
+    image, t = shape.image, shape.tower
+    yield Weight("body.cls", ("cls_token",), (1, 1, t.width))
+    yield Weight("body.position", ("pos_embed",), (1, image.positions, t.width))
     yield from _patches("body", "patch_embed.proj", image, t.width, bias=True)
     yield from _layers("body", "", TIMM, t)
     yield from _norm("body.norm", "norm", t.width)
 
 
-def clip_transformers(image: Image, i: Transformer, text: Text, t: Transformer, joint: int) -> Iterator[Entry]:
+def clip_transformers(shape: ClipShape) -> Iterator[Weight]:
     """CLIPModel."""
+    image, i, text, t, joint = shape.image, shape.tower, shape.text, shape.words, shape.joint
+    assert isinstance(image, Patches)
+    assert i is not None
     at, theirs = "body.image", "vision_model.embeddings"
-    yield Entry(f"{at}.cls", (f"{theirs}.class_embedding",), (i.width,), lambda p: p.reshape(1, 1, -1))
-    yield Entry(
+    yield Weight(f"{at}.cls", (f"{theirs}.class_embedding",), (i.width,), lambda p: p.reshape(1, 1, -1))
+    yield Weight(
         f"{at}.position", (f"{theirs}.position_embedding.weight",), (image.positions, i.width), lambda p: p[None]
     )
     yield from _patches(at, f"{theirs}.patch_embedding", image, i.width, bias=False)
-    yield from _norm(f"{at}.norm_pre", "vision_model.pre_layrnorm", i.width)  # spelt so
+    yield from _norm(f"{at}.norm_pre", "vision_model.pre_layrnorm", i.width)  # their spelling
     yield from _layers(at, "vision_model.", CLIP, i)
     yield from _norm(f"{at}.norm", "vision_model.post_layernorm", i.width)
-    yield Entry(f"{at}.proj", ("visual_projection.weight",), (joint, i.width))
+    yield Weight(f"{at}.proj", ("visual_projection.weight",), (joint, i.width))
     at, theirs = "body.text", "text_model.embeddings"
-    yield Entry(f"{at}.tokens", (f"{theirs}.token_embedding.weight",), (text.vocabulary, t.width))
-    yield Entry(f"{at}.position", (f"{theirs}.position_embedding.weight",), (text.length, t.width))
+    yield Weight(f"{at}.tokens", (f"{theirs}.token_embedding.weight",), (text.vocabulary, t.width))
+    yield Weight(f"{at}.position", (f"{theirs}.position_embedding.weight",), (text.length, t.width))
     yield from _layers(at, "text_model.", CLIP, t)
     yield from _norm(f"{at}.norm", "text_model.final_layer_norm", t.width)
-    yield Entry(f"{at}.proj", ("text_projection.weight",), (joint, t.width))
-    yield Entry("body.scale", ("logit_scale",), ())
+    yield Weight(f"{at}.proj", ("text_projection.weight",), (joint, t.width))
+    yield Weight("body.scale", ("logit_scale",), ())
 
 
-def clip_open_clip(
-    image: Image | Convolutions, i: Transformer | None, text: Text, t: Transformer, joint: int
-) -> Iterator[Entry]:
-    """OpenAI's own names, which open_clip keeps. Projections are stored for vectors that stand on their left."""
+def clip_open_clip(shape: ClipShape) -> Iterator[Weight]:
+    """OpenAI's own names, which open_clip keeps. Projections are stored transposed: x @ proj."""
+    image, i, text, t, joint = shape.image, shape.tower, shape.text, shape.words, shape.joint
     if isinstance(image, Convolutions):
         yield from _resnet(image, joint)
     else:
         assert i is not None
         at, theirs = "body.image", "visual"
-        yield Entry(f"{at}.cls", (f"{theirs}.class_embedding",), (i.width,), lambda p: p.reshape(1, 1, -1))
-        yield Entry(
+        yield Weight(f"{at}.cls", (f"{theirs}.class_embedding",), (i.width,), lambda p: p.reshape(1, 1, -1))
+        yield Weight(
             f"{at}.position", (f"{theirs}.positional_embedding",), (image.positions, i.width), lambda p: p[None]
         )
         yield from _patches(at, f"{theirs}.conv1", image, i.width, bias=False)
         yield from _norm(f"{at}.norm_pre", f"{theirs}.ln_pre", i.width)
         yield from _layers(at, f"{theirs}.", OPEN_CLIP, i)
         yield from _norm(f"{at}.norm", f"{theirs}.ln_post", i.width)
-        yield Entry(f"{at}.proj", (f"{theirs}.proj",), (i.width, joint), _transposed)
+        yield Weight(f"{at}.proj", (f"{theirs}.proj",), (i.width, joint), _transposed)
     at = "body.text"
-    yield Entry(f"{at}.tokens", ("token_embedding.weight",), (text.vocabulary, t.width))
-    yield Entry(f"{at}.position", ("positional_embedding",), (text.length, t.width))
+    yield Weight(f"{at}.tokens", ("token_embedding.weight",), (text.vocabulary, t.width))
+    yield Weight(f"{at}.position", ("positional_embedding",), (text.length, t.width))
     yield from _layers(at, "", OPEN_CLIP, t)
     yield from _norm(f"{at}.norm", "ln_final", t.width)
-    yield Entry(f"{at}.proj", ("text_projection",), (t.width, joint), _transposed)
-    yield Entry("body.scale", ("logit_scale",), ())
+    yield Weight(f"{at}.proj", ("text_projection",), (t.width, joint), _transposed)
+    yield Weight("body.scale", ("logit_scale",), ())
 
 
-def _layers(ours: str, theirs: str, parts: Parts, t: Transformer) -> Iterator[Entry]:
+def _layers(ours: str, theirs: str, names: LayerNames, t: Transformer) -> Iterator[Weight]:
     for i in range(t.depth):
-        at, their = f"{ours}.blocks.{i}", f"{theirs}{parts.layer}.{i}."
-        yield from _norm(f"{at}.norm1", their + parts.norm1, t.width)
-        yield from _norm(f"{at}.norm2", their + parts.norm2, t.width)
-        rows = 3 * t.width // len(parts.qkv)
+        at, their = f"{ours}.blocks.{i}", f"{theirs}{names.layer}.{i}."
+        yield from _norm(f"{at}.norm1", their + names.norm1, t.width)
+        yield from _norm(f"{at}.norm2", their + names.norm2, t.width)
+        rows = 3 * t.width // len(names.qkv)
         for kind, shape in (("weight", (rows, t.width)), ("bias", (rows,))):
-            yield Entry(f"{at}.qkv.{kind}", tuple(f"{their}{part}{parts.join}{kind}" for part in parts.qkv), shape)
-        yield from _linear(f"{at}.proj", their + parts.proj, t.width, t.width)
-        yield from _linear(f"{at}.mlp.in", their + parts.mlp_in, t.hidden, t.width)
-        yield from _linear(f"{at}.mlp.out", their + parts.mlp_out, t.width, t.hidden)
+            yield Weight(f"{at}.qkv.{kind}", tuple(f"{their}{part}{names.join}{kind}" for part in names.qkv), shape)
+        yield from _linear(f"{at}.proj", their + names.proj, t.width, t.width)
+        yield from _linear(f"{at}.mlp.in", their + names.mlp_in, t.hidden, t.width)
+        yield from _linear(f"{at}.mlp.out", their + names.mlp_out, t.width, t.hidden)
 
 
-def _linear(ours: str, theirs: str, outputs: int, inputs: int) -> Iterator[Entry]:
-    yield Entry(f"{ours}.weight", (f"{theirs}.weight",), (outputs, inputs))
-    yield Entry(f"{ours}.bias", (f"{theirs}.bias",), (outputs,))
+def _linear(ours: str, theirs: str, outputs: int, inputs: int) -> Iterator[Weight]:
+    yield Weight(f"{ours}.weight", (f"{theirs}.weight",), (outputs, inputs))
+    yield Weight(f"{ours}.bias", (f"{theirs}.bias",), (outputs,))
 
 
-def _norm(ours: str, theirs: str, width: int) -> Iterator[Entry]:
+def _norm(ours: str, theirs: str, width: int) -> Iterator[Weight]:
     for kind in ("weight", "bias"):
-        yield Entry(f"{ours}.{kind}", (f"{theirs}.{kind}",), (width,))
+        yield Weight(f"{ours}.{kind}", (f"{theirs}.{kind}",), (width,))
 
 
-def _patches(ours: str, theirs: str, image: Image, width: int, bias: bool) -> Iterator[Entry]:
+def _patches(ours: str, theirs: str, image: Patches, width: int, bias: bool) -> Iterator[Weight]:
     shape = (width, image.channels, image.patch, image.patch)
-    yield Entry(f"{ours}.patch.weight", (f"{theirs}.weight",), shape)
+    yield Weight(f"{ours}.patch.weight", (f"{theirs}.weight",), shape)
     if bias:
-        yield Entry(f"{ours}.patch.bias", (f"{theirs}.bias",), shape[:1])
+        yield Weight(f"{ours}.patch.bias", (f"{theirs}.bias",), shape[:1])
 
 
 def _transposed(p: Tensor) -> Tensor:
     return p.T.contiguous()
 
 
-def _resnet(image: Convolutions, joint: int) -> Iterator[Entry]:
+def _resnet(image: Convolutions, joint: int) -> Iterator[Weight]:
     at, w = "body.image", image.width
     for i, (outputs, inputs) in enumerate(((w // 2, 3), (w // 2, w // 2), (w, w // 2))):
         yield from _convolution(f"{at}.stem.{i}", f"visual.conv{i + 1}", f"visual.bn{i + 1}", outputs, inputs, 3)
@@ -214,14 +179,14 @@ def _resnet(image: Convolutions, joint: int) -> Iterator[Entry]:
                 yield from _convolution(f"{ours}.{i}", f"{theirs}.conv{i + 1}", f"{theirs}.bn{i + 1}", o, n, side)
             inputs = 4 * planes
     at, theirs = f"{at}.pool", "visual.attnpool"
-    yield Entry(f"{at}.position", (f"{theirs}.positional_embedding",), (1 + (image.side // 32) ** 2, inputs))
+    yield Weight(f"{at}.position", (f"{theirs}.positional_embedding",), (1 + (image.side // 32) ** 2, inputs))
     for part in "qkv":
         yield from _linear(f"{at}.{part}", f"{theirs}.{part}_proj", inputs, inputs)
     yield from _linear(f"{at}.out", f"{theirs}.c_proj", joint, inputs)
 
 
-def _convolution(ours: str, theirs: str, norm: str, outputs: int, inputs: int, side: int) -> Iterator[Entry]:
-    """A convolution and its batch norm, whose statistics are fixed and therefore part of its affine map."""
+def _convolution(ours: str, theirs: str, norm: str, outputs: int, inputs: int, side: int) -> Iterator[Weight]:
+    """A convolution and its batch norm, whose fixed statistics are folded into an affine map."""
 
     def scale(weight: Tensor, var: Tensor) -> Tensor:
         return weight * torch.rsqrt(var + 1e-5)
@@ -230,6 +195,6 @@ def _convolution(ours: str, theirs: str, norm: str, outputs: int, inputs: int, s
         return bias - mean * scale(weight, var)
 
     fixed = tuple(f"{norm}.{part}" for part in ("weight", "running_var", "bias", "running_mean"))
-    yield Entry(f"{ours}.conv", (f"{theirs}.weight",), (outputs, inputs, side, side))
-    yield Entry(f"{ours}.scale", fixed[:2], (outputs,), scale)
-    yield Entry(f"{ours}.shift", fixed, (outputs,), shift)
+    yield Weight(f"{ours}.conv", (f"{theirs}.weight",), (outputs, inputs, side, side))
+    yield Weight(f"{ours}.scale", fixed[:2], (outputs,), scale)
+    yield Weight(f"{ours}.shift", fixed, (outputs,), shift)

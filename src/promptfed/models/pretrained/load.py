@@ -8,37 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from ...errors import UserError
 from ...params import Params
-from ...seeding import torch_rng
 from ..base import Model
-from ..clip import CLIP
-from ..resnet import ResNet
-from ..text import TextTower
 from ..transformer import Activation
-from ..vit import ViT, head_weights
-from . import layouts, preprocess
-from .files import locate, settings, tensors
-from .layouts import Convolutions, Entry, Image, Parts, Text, Transformer
-from .preprocess import Preprocess
+from . import layouts
+from .files import locate, settings, shapes, tensors
+from .layouts import LayerNames, Weight
+from .preprocess import Preprocess, from_open_clip, from_timm, from_transformers
+from .shapes import ClipShape, Convolutions, Patches, Text, Transformer, VitShape
 from .tokenizer import Tokenizer
-
-Tensors = dict[str, Tensor]
-
-_OPEN_CLIP_SETTINGS = frozenset(
-    {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}  # of the image tower
-    | {
-        "context_length",
-        "vocab_size",
-        "width",
-        "heads",
-        "layers",
-        "mlp_ratio",
-        "hf_tokenizer_name",
-    }  # of the text tower
-)
 
 
 def load(name: str, classes: int, seed: int, names: Sequence[str] | None = None) -> Model:
@@ -46,60 +25,90 @@ def load(name: str, classes: int, seed: int, names: Sequence[str] | None = None)
 
     A ViT gets a fresh linear head from the seed. A CLIP classifies by the names of the classes, if it is given them.
     """
-    file = locate(name)
-    source = _Source(name, file.parent, tensors(file, name))
-    for mark, read in _LAYOUTS.items():
-        if mark in source.tensors:
-            return read(source, classes, seed, names)
-    raise UserError(
-        f'backbone.name = "{name}": {file.name} holds no ViT and no CLIP in a layout of transformers, timm or open_clip'
-    )
+    source = _Source.open(name)
+    found = source.published()
+    weights = source.take(found.weights, found.unused)
+    if isinstance(found.shape, VitShape):
+        return found.shape.model(name, weights, found.preprocess, classes, seed)
+    text = found.shape.text
+    words = Tokenizer.load(source.file.parent, text.vocabulary, text.length, name)
+    return found.shape.model(name, weights, found.preprocess, names or (), classes, words)
+
+
+def load_preprocess(name: str) -> Preprocess:
+    """What the images of such a model go through. Of its weights, only names and shapes are read."""
+    return _Source.open(name).published().preprocess
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What the files say about a model."""
+
+    shape: VitShape | ClipShape
+    preprocess: Preprocess
+    weights: Iterable[Weight]
+    unused: tuple[str, ...]  # how the names of weights end that are not needed
 
 
 @dataclass(frozen=True)
 class _Source:
     name: str
-    folder: Path
-    tensors: Tensors
+    file: Path  # the weights
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def open(cls, name: str) -> _Source:
+        file = locate(name)
+        return cls(name, file, shapes(file, name))
+
+    def published(self) -> _Published:
+        for mark, read in _LAYOUTS.items():
+            if mark in self.shapes:
+                return read(self)
+        raise UserError(
+            f'backbone.name = "{self.name}": {self.file.name} holds no ViT and no CLIP in a layout of transformers, '
+            "timm or open_clip"
+        )
 
     def settings(self, file: str) -> dict[str, Any]:
-        return settings(self.folder, file, self.name)
+        return settings(self.file.parent, file, self.name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self.tensors:
+        if name not in self.shapes:
             raise UserError(f'backbone.name = "{self.name}": "{name}" is missing in its weights')
-        return tuple(self.tensors[name].shape)
+        return self.shapes[name]
 
-    def take(self, entries: Iterable[Entry], unused: tuple[str, ...]) -> Params:
-        """The weights under our names. What is left over must end in one of `unused`: otherwise it is another model."""
+    def take(self, wanted: Iterable[Weight], unused: tuple[str, ...]) -> Params:
+        """The weights under our names. A name left over that does not end in one of `unused` means another model."""
         asked = f'backbone.name = "{self.name}"'
+        loaded = tensors(self.file, self.name)
         weights: Params = {}
         used: set[str] = set()
-        for entry in entries:
-            for theirs in entry.theirs:
-                if self.shape(theirs) != entry.shape:
+        for weight in wanted:
+            for theirs in weight.theirs:
+                if self.shape(theirs) != weight.shape:
                     raise UserError(
-                        f'{asked}: "{theirs}" has shape {list(self.shape(theirs))} instead of {list(entry.shape)}; '
+                        f'{asked}: "{theirs}" has shape {list(self.shape(theirs))} instead of {list(weight.shape)}; '
                         "its weights and its config belong to different models"
                     )
-            used.update(entry.theirs)
-            weights[entry.ours] = entry.make(*(self.tensors[theirs].float() for theirs in entry.theirs))
-        for theirs in self.tensors:
+            used.update(weight.theirs)
+            weights[weight.ours] = weight.make(*(loaded[theirs].float() for theirs in weight.theirs))
+        for theirs in self.shapes:
             if theirs not in used and not theirs.endswith(unused):
                 raise UserError(f'{asked}: there is no place for "{theirs}" of its weights in this kind of model')
         return weights
 
-    def transformer(self, prefix: str, parts: Parts, given: Mapping[str, Any], eps: float) -> Transformer:
-        """Sizes as given, where they are, and as the shapes say. Heads have 64 units, or 80 in ViT-H, unless given."""
+    def transformer(self, prefix: str, names: LayerNames, given: Mapping[str, Any], eps: float) -> Transformer:
+        """Sizes as given, otherwise as the shapes say. Heads have 64 units, or 80 in ViT-H, unless given."""
         depth = 0
-        while f"{prefix}{parts.layer}.{depth}.{parts.mlp_in}.weight" in self.tensors:
+        while f"{prefix}{names.layer}.{depth}.{names.mlp_in}.weight" in self.shapes:
             depth += 1
-        hidden, width = self.shape(f"{prefix}{parts.layer}.0.{parts.mlp_in}.weight")
+        hidden, width = self.shape(f"{prefix}{names.layer}.0.{names.mlp_in}.weight")
         measured = {"depth": depth, "width": width, "heads": max(1, width // (80 if width == 1280 else 64))}
         sizes = measured | {"hidden": hidden, "eps": eps} | {k: v for k, v in given.items() if v is not None}
         if sizes["activation"] not in ("gelu", "quick_gelu"):
             raise UserError(
-                f'backbone.name = "{self.name}": activation "{sizes["activation"]}" is not known '
+                f'backbone.name = "{self.name}": activation = "{sizes["activation"]}" is not supported '
                 "(allowed: gelu, quick_gelu)"
             )
         if sizes["width"] % sizes["heads"]:
@@ -115,58 +124,49 @@ class _Source:
             cast(Activation, sizes["activation"]),
         )
 
-    def image(self, patches: str, position: str, side: int | None, patch: int | None) -> Image:
-        _, channels, _, measured = self.shape(patches)
+    def patches(self, weight: str, position: str, side: int | None, patch: int | None) -> Patches:
+        _, channels, _, measured = self.shape(weight)
         grid = math.isqrt(self.shape(position)[-2] - 1)
         patch = patch or measured
-        return Image(side or patch * grid, patch, channels)
+        return Patches(side or patch * grid, patch, channels)
 
 
-def _vit_transformers(source: _Source, classes: int, seed: int, names: Sequence[str] | None) -> Model:
-    prefix = "" if "embeddings.cls_token" in source.tensors else "vit."
+def _vit_transformers(source: _Source) -> _Published:
+    prefix = "" if "embeddings.cls_token" in source.shapes else "vit."
     config = source.settings("config.json")
     at = f"{prefix}embeddings"
-    image = source.image(
+    image = source.patches(
         f"{at}.patch_embeddings.projection.weight",
         f"{at}.position_embeddings",
         config.get("image_size"),
         config.get("patch_size"),
     )
     t = source.transformer(prefix, layouts.VIT, {"activation": "gelu"} | _transformers_sizes(config), 1e-12)
-    weights = source.take(
-        layouts.vit_transformers(image, t, prefix),
+    shape = VitShape(image, t)
+    return _Published(
+        shape,
+        from_transformers(source.settings("preprocessor_config.json"), image.side, clip=False, name=source.name),
+        layouts.vit_transformers(shape, prefix),
         ("pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias"),
     )
-    seen = preprocess.from_transformers(
-        source.settings("preprocessor_config.json"), image.side, clip=False, name=source.name
-    )
-    return _vit(source.name, image, t, weights, seen, classes, seed)
 
 
-def _vit_timm(source: _Source, classes: int, seed: int, names: Sequence[str] | None) -> Model:
+def _vit_timm(source: _Source) -> _Published:
     config = source.settings("config.json")
     given, made = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
     side = given.get("img_size") or (made.get("input_size") or [None])[-1]
-    image = source.image("patch_embed.proj.weight", "pos_embed", side, given.get("patch_size"))
+    image = source.patches("patch_embed.proj.weight", "pos_embed", side, given.get("patch_size"))
     sizes = {"width": given.get("embed_dim"), "depth": given.get("depth"), "heads": given.get("num_heads")}
-    t = source.transformer("", layouts.TIMM, {"activation": "gelu"} | sizes, 1e-6)
-    weights = source.take(layouts.vit_timm(image, t), ("head.weight", "head.bias"))
-    return _vit(source.name, image, t, weights, preprocess.from_timm(made, image.side, source.name), classes, seed)
+    shape = VitShape(image, source.transformer("", layouts.TIMM, {"activation": "gelu"} | sizes, 1e-6))
+    preprocess = from_timm(made, image.side, source.name)
+    return _Published(shape, preprocess, layouts.vit_timm(shape), ("head.weight", "head.bias"))
 
 
-def _vit(name: str, image: Image, t: Transformer, weights: Params, seen: Preprocess, classes: int, seed: int) -> ViT:
-    weights |= head_weights(torch_rng(seed, "head"), classes, t.width)
-    size = (image.channels, image.side, image.side)
-    return ViT(
-        name, size, classes, weights, t.width, image.patch, t.depth, t.heads, t.eps, t.activation, preprocess=seen
-    )
-
-
-def _clip_transformers(source: _Source, classes: int, seed: int, names: Sequence[str] | None) -> Model:
+def _clip_transformers(source: _Source) -> _Published:
     config = source.settings("config.json")
     vision, words = config.get("vision_config") or {}, config.get("text_config") or {}
     at = "vision_model.embeddings"
-    image = source.image(
+    image = source.patches(
         f"{at}.patch_embedding.weight",
         f"{at}.position_embedding.weight",
         vision.get("image_size"),
@@ -180,15 +180,12 @@ def _clip_transformers(source: _Source, classes: int, seed: int, names: Sequence
         words.get("vocab_size") or source.shape(f"{at}.token_embedding.weight")[0],
         words.get("max_position_embeddings") or source.shape(f"{at}.position_embedding.weight")[0],
     )
-    joint = config.get("projection_dim") or source.shape("visual_projection.weight")[0]
-    weights = source.take(layouts.clip_transformers(image, i, text, t, joint), (".position_ids",))
-    seen = preprocess.from_transformers(
-        source.settings("preprocessor_config.json"), image.side, clip=True, name=source.name
-    )
-    return _clip(source, image, i, text, t, weights, seen, classes, names)
+    shape = ClipShape(image, i, text, t, config.get("projection_dim") or source.shape("visual_projection.weight")[0])
+    preprocess = from_transformers(source.settings("preprocessor_config.json"), image.side, clip=True, name=source.name)
+    return _Published(shape, preprocess, layouts.clip_transformers(shape), (".position_ids",))
 
 
-def _clip_open_clip(source: _Source, classes: int, seed: int, names: Sequence[str] | None) -> Model:
+def _clip_open_clip(source: _Source) -> _Published:
     config = source.settings("open_clip_config.json")
     model = config.get("model_cfg") or {}
     vision, words = model.get("vision_cfg") or {}, model.get("text_cfg") or {}
@@ -200,9 +197,9 @@ def _clip_open_clip(source: _Source, classes: int, seed: int, names: Sequence[st
             )
     quick = {"activation": "quick_gelu" if model.get("quick_gelu", not model) else "gelu"}
     i = None
-    image: Image | Convolutions
-    if "visual.class_embedding" in source.tensors:
-        image = source.image(
+    image: Patches | Convolutions
+    if "visual.class_embedding" in source.shapes:
+        image = source.patches(
             "visual.conv1.weight", "visual.positional_embedding", vision.get("image_size"), vision.get("patch_size")
         )
         heads = vision["width"] // vision["head_width"] if "head_width" in vision else None
@@ -214,57 +211,23 @@ def _clip_open_clip(source: _Source, classes: int, seed: int, names: Sequence[st
         words.get("vocab_size") or source.shape("token_embedding.weight")[0],
         words.get("context_length") or source.shape("positional_embedding")[0],
     )
-    joint = model.get("embed_dim") or source.shape("text_projection")[1]
-    weights = source.take(
-        layouts.clip_open_clip(image, i, text, t, joint),
+    shape = ClipShape(image, i, text, t, model.get("embed_dim") or source.shape("text_projection")[1])
+    return _Published(
+        shape,
+        from_open_clip(config.get("preprocess_cfg") or {}, image.side, source.name),
+        layouts.clip_open_clip(shape),
         (".num_batches_tracked", "attn_mask", "input_resolution", "context_length", "vocab_size"),
     )
-    seen = preprocess.from_open_clip(config.get("preprocess_cfg") or {}, image.side, source.name)
-    return _clip(source, image, i, text, t, weights, seen, classes, names)
 
 
 def _convolutions(source: _Source, vision: Mapping[str, Any]) -> Convolutions:
     def count(stage: int) -> int:
-        return len({name.split(".")[2] for name in source.tensors if name.startswith(f"visual.layer{stage}.")})
+        return len({name.split(".")[2] for name in source.shapes if name.startswith(f"visual.layer{stage}.")})
 
     blocks = vision.get("layers") or [count(stage) for stage in (1, 2, 3, 4)]
     grid = math.isqrt(source.shape("visual.attnpool.positional_embedding")[0] - 1)
     side = vision.get("image_size") or 32 * grid
     return Convolutions(side, tuple(blocks), vision.get("width") or source.shape("visual.conv3.weight")[0])
-
-
-def _clip(
-    source: _Source,
-    image: Image | Convolutions,
-    i: Transformer | None,
-    text: Text,
-    t: Transformer,
-    weights: Params,
-    seen: Preprocess,
-    classes: int,
-    names: Sequence[str] | None,
-) -> CLIP:
-    if names and len(names) != classes:
-        raise ValueError(f"{len(names)} names for {classes} classes")
-    name, size = source.name, (3, image.side, image.side)
-    tower: ViT | ResNet
-    if isinstance(image, Convolutions):
-        tower = ResNet(name, size, 0, blocks=image.blocks, heads=image.heads)
-    else:
-        assert i is not None
-        tower = ViT(name, size, 0, {}, i.width, image.patch, i.depth, i.heads, i.eps, i.activation, "body.image")
-    return CLIP(
-        name,
-        size,
-        classes,
-        weights,
-        tower.width,
-        preprocess=seen,
-        image_tower=tower,
-        text_tower=TextTower(t.depth, t.heads, t.eps, t.activation),
-        tokenizer=Tokenizer.load(source.folder, text.vocabulary, text.length, name),
-        names=tuple(names or ()),
-    )
 
 
 def _transformers_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +249,7 @@ def _open_clip_sizes(config: Mapping[str, Any], heads: int | None) -> dict[str, 
 
 
 # a weight that only this layout has -> its reader
-_LAYOUTS: dict[str, Callable[[_Source, int, int, Sequence[str] | None], Model]] = {
+_LAYOUTS: dict[str, Callable[[_Source], _Published]] = {
     "vision_model.embeddings.class_embedding": _clip_transformers,
     "visual.conv1.weight": _clip_open_clip,
     "embeddings.patch_embeddings.projection.weight": _vit_transformers,

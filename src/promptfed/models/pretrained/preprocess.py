@@ -1,115 +1,89 @@
-"""From stored pixels to what a pre-trained model expects: size, interpolation, mean and standard deviation."""
+"""What the images of a pre-trained model go through: size, interpolation, mean and standard deviation."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
+from ...data.images import Interpolation, Resize
 from ...errors import UserError
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 
-_RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_RESAMPLE: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The evaluation transform that the weights were published with. Deterministic: its results can be kept."""
+    """The evaluation transform that the weights were published with. Deterministic: its results can be cached."""
 
-    size: tuple[int, int]  # of the result
-    shortest: int | None  # the shorter side becomes so long and the middle is cut out; None: both sides are stretched
-    interpolation: Literal["bilinear", "bicubic"]
+    resize: Resize
     mean: tuple[float, ...]  # per channel, for pixels in 0..1
     std: tuple[float, ...]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) uint8, of 1 or 3 channels -> (B, 3, h, w) normalised."""
-        mean, std = (torch.tensor(v, device=x.device).reshape(-1, 1, 1) * 255 for v in (self.mean, self.std))
-        return (self.resize(x).float() - mean) / std
 
-    def resize(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 -> (B, 3, h, w) uint8."""
-        if x.shape[1] == 1:
-            x = x.expand(-1, 3, -1, -1)
-        height, width = x.shape[2:]
-        target = self.size
-        if self.shortest is not None:
-            target = (self.shortest * height // min(height, width), self.shortest * width // min(height, width))
-        for sides in ((height, target[1]), target):  # rows first, and whole gray levels in between, as Pillow has them
-            if x.shape[2:] != sides:
-                y = F.interpolate(x.float(), sides, mode=self.interpolation, align_corners=False, antialias=True)
-                x = y.round_().clamp_(0, 255).to(torch.uint8)
-        top, left = (target[0] - self.size[0]) // 2, (target[1] - self.size[1]) // 2
-        return x[:, :, top : top + self.size[0], left : left + self.size[1]]
-
-
-def from_transformers(config: dict[str, Any], image: int, clip: bool, name: str) -> Preprocess:
+def from_transformers(config: Mapping[str, Any], image: int, clip: bool, name: str) -> Preprocess:
     """From preprocessor_config.json; what it leaves out is as in the image processors of CLIP and ViT."""
     resample = config.get("resample", 3 if clip else 2)
     if resample not in _RESAMPLE:
         raise UserError(f'backbone.name = "{name}": resample = {resample} is not bilinear (2) or bicubic (3)')
-    size = config.get("size", {"shortest_edge": image} if clip else image)
+    size = config.get("size", image)
     if isinstance(size, int):  # as older files have it
         size = {"shortest_edge": size} if clip else {"height": size, "width": size}
-    crop = config.get("crop_size", image) if "shortest_edge" in size else size
-    sides = (crop, crop) if isinstance(crop, int) else (crop.get("height", 0), crop.get("width", 0))
+    shortest = size.get("shortest_edge")
+    scaled = shortest or _side(size, name)
+    crop = shortest or config.get("do_center_crop", clip)
+    side = _side(config.get("crop_size", image), name) if crop else scaled
     mean, std = (CLIP_MEAN, CLIP_STD) if clip else (HALF, HALF)
-    return _checked(
-        Preprocess(
-            sides,
-            size.get("shortest_edge"),
-            _RESAMPLE[resample],
-            tuple(config.get("image_mean", mean)),
-            tuple(config.get("image_std", std)),
-        ),
-        image,
-        name,
-    )
+    resize = Resize((side, side), "shortest" if shortest else "squash", scaled, _RESAMPLE[resample])
+    return _checked(resize, config.get("image_mean", mean), config.get("image_std", std), image, name)
 
 
-def from_timm(config: dict[str, Any], image: int, name: str) -> Preprocess:
+def _side(size: int | Mapping[str, int], name: str) -> int:
+    if isinstance(size, int):
+        return size
+    if size.get("height") is None or size["height"] != size.get("width"):
+        raise UserError(
+            f'backbone.name = "{name}": size = {dict(size)} of its preprocessing must be shortest_edge, or height and '
+            "width of equal length"
+        )
+    return size["height"]
+
+
+def from_timm(config: Mapping[str, Any], image: int, name: str) -> Preprocess:
     """From the `pretrained_cfg` of config.json."""
-    kind = config.get("interpolation", "bicubic")
-    shortest = math.floor(image / config.get("crop_pct", 0.9))
-    return _checked(
-        Preprocess((image, image), shortest, kind, tuple(config.get("mean", HALF)), tuple(config.get("std", HALF))),
-        image,
-        name,
-    )
+    crop = config.get("crop_mode", "center")
+    if crop not in ("center", "squash"):
+        raise UserError(f'backbone.name = "{name}": crop_mode = "{crop}" is not "center" or "squash"')
+    scaled = math.floor(image / config.get("crop_pct", 0.9))
+    interpolation = config.get("interpolation", "bicubic")
+    resize = Resize((image, image), "squash" if crop == "squash" else "shortest", scaled, interpolation, "round")
+    return _checked(resize, config.get("mean", HALF), config.get("std", HALF), image, name)
 
 
-def from_open_clip(config: dict[str, Any], image: int, name: str) -> Preprocess:
+def from_open_clip(config: Mapping[str, Any], image: int, name: str) -> Preprocess:
     """From the `preprocess_cfg` of open_clip_config.json."""
-    mode = config.get("resize_mode") or "shortest"
+    mode: Any = config.get("resize_mode") or "shortest"
     if mode not in ("shortest", "squash"):
         raise UserError(f'backbone.name = "{name}": resize_mode = "{mode}" is not "shortest" or "squash"')
-    return _checked(
-        Preprocess(
-            (image, image),
-            image if mode == "shortest" else None,
-            config.get("interpolation") or "bicubic",
-            tuple(config.get("mean") or CLIP_MEAN),
-            tuple(config.get("std") or CLIP_STD),
-        ),
-        image,
-        name,
-    )
+    resize = Resize((image, image), mode, image, config.get("interpolation") or "bicubic", "round")
+    return _checked(resize, config.get("mean") or CLIP_MEAN, config.get("std") or CLIP_STD, image, name)
 
 
-def _checked(made: Preprocess, image: int, name: str) -> Preprocess:
-    if made.interpolation not in _RESAMPLE.values():
-        raise UserError(f'backbone.name = "{name}": interpolation = "{made.interpolation}" is not bilinear or bicubic')
-    if made.size != (image, image) or (made.shortest is not None and made.shortest < image):
+def _checked(resize: Resize, mean: Sequence[float], std: Sequence[float], image: int, name: str) -> Preprocess:
+    if resize.interpolation not in _RESAMPLE.values():
+        raise UserError(
+            f'backbone.name = "{name}": interpolation = "{resize.interpolation}" is not bilinear or bicubic'
+        )
+    if resize.size != (image, image) or resize.scaled < image:
         raise UserError(
             f'backbone.name = "{name}" takes {image}x{image} pixels, but its preprocessing makes '
-            f"{made.size[0]}x{made.size[1]}" + (f" of a shorter side of {made.shortest}" if made.shortest else "")
+            f"{resize.size[0]}x{resize.size[1]}"
+            + (f" of a shorter side of {resize.scaled}" if resize.mode == "shortest" else "")
         )
-    if len(made.mean) != 3 or len(made.std) != 3 or min(made.std) <= 0:
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UserError(f'backbone.name = "{name}": its preprocessing has no mean and std of 3 channels')
-    return made
+    return Preprocess(resize, tuple(mean), tuple(std))

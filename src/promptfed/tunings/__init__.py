@@ -1,0 +1,1 @@
+"""What is trained, one file per kind; the contract is promptfed.tuning."""

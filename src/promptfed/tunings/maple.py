@@ -1,0 +1,103 @@
+"""MaPLe: prompts in both towers of a CLIP. Khattak et al., "MaPLe: Multi-modal Prompt Learning" (CVPR 2023)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import params as P
+from ..errors import UserError
+from ..models import CLIP, Model, ViT
+from ..models.base import dense, normal
+from ..models.text import Sentences
+from ..params import Params
+from ..phases import Batch, Context
+from ..seeding import torch_rng
+from ..tuning import Tuning, as_clip
+
+
+class Maple(Tuning):
+    """Text prompts at the first layers of a frozen CLIP, and linear maps that turn them into image prompts.
+
+    The text prompts are DP2FL's task prompt P_T, the maps its data prompt P_D (Eq. 6 at every depth).
+    """
+
+    roles: ClassVar[dict[str, str]] = {"context": "body", "deep.": "body", "map.": "data"}
+    about: ClassVar[str] = "task prompt + data prompt"
+    backbones: ClassVar[str] = "CLIP with a ViT"
+
+    context: int = Field(2, ge=1, description="prompt vectors at each of these layers")
+    depth: int = Field(9, ge=1, description="number of first layers of both towers that prompts enter")
+    context_init: str = Field(
+        "a photo of a",
+        description="words before the class name: the first `context` ones initialise the vectors, the others stay; "
+        "if there are too few, none is used and vectors are initialised from N(0, .02)",
+    )
+
+    def check(self, model: Model) -> None:
+        most = min(image_tower(model).depth, as_clip(model).text_tower.depth)
+        if self.depth > most:
+            raise UserError(
+                f'method.depth = {self.depth} must be 1 to {most}, the layers of the smaller tower of "{model.name}"'
+            )
+        self.sentences(model)
+
+    def words(self, model: Model) -> tuple[str, str]:
+        """What the vectors are initialised from (empty: random numbers), and the words kept with the class name."""
+        words, tokenizer = self.context_init.split(), as_clip(model).tokenizer
+        first = " ".join(words[: self.context])
+        if tokenizer is None or len(tokenizer.words(first)) != self.context:
+            return "", "{}."
+        return first, " ".join([*words[self.context :], "{}."])
+
+    def sentences(self, model: Model) -> Sentences:
+        return as_clip(model).sentences(self.words(model)[1], self.context)
+
+    def init(self, model: Model, seed: int) -> Params:
+        clip, g = as_clip(model), torch_rng(seed, "coupled")
+        width, first = clip.text_width, self.words(model)[0]
+        made = {"context": clip.words(first) if first else normal(g, self.context, width)}
+        made |= {f"deep.{i}": normal(g, self.context, width) for i in range(1, self.depth)}
+        for i in range(self.depth):
+            made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.weights["body.image.cls"].shape[-1], width)
+        return P.to(made, model.weights["body.scale"].device)
+
+    def why_not_cached(self, model: Model) -> str:
+        return "prompts enter the first layer"
+
+    def embed(self, model: Model, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, 1 + patches, width): what features() takes as `hidden` instead of images (Eq. 5)."""
+        return image_tower(model).embed(model.weights, x)
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        tower, weights = image_tower(model), model.weights
+        h = batch.frozen["hidden"] if "hidden" in batch.frozen else self.embed(model, batch.x)
+        text = {0: params["context"], **self.deep(params)}
+        prompts = {i: F.linear(p, params[f"map.{i}.weight"], params[f"map.{i}.bias"]) for i, p in text.items()}
+        if batch.tokens is not None:  # of a private prompt that wraps this tuning: they come first
+            prompts[0] = torch.cat([batch.tokens, prompts[0]])
+        h = tower.encode(weights, h, prompts, "deep", first_tokens=1)
+        return as_clip(model).join(weights, tower.norm(weights, h[:, 0]))
+
+    def deep(self, params: Params) -> dict[int, Tensor]:
+        return {i: params[f"deep.{i}"] for i in range(1, self.depth)}
+
+    def text(self, model: Model, params: Params) -> Tensor:
+        """(classes, d)"""
+        return as_clip(model).text(model.weights, self.sentences(model), params["context"], self.deep(params))
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        return as_clip(model).logits(model.weights, features, self.text(model, params))
+
+
+def image_tower(model: Model) -> ViT:
+    tower = model.image_tower if isinstance(model, CLIP) else None
+    if not isinstance(tower, ViT):
+        raise UserError(
+            f'backbone.name = "{model.name}": prompts in both towers need a CLIP whose image tower is a transformer'
+        )
+    return tower

@@ -1,0 +1,82 @@
+"""Prompts on the pixels, for any backbone."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import UserError
+from ..models import Model
+from ..params import Params
+from ..phases import Batch, Context
+from ..seeding import torch_rng
+from ..tuning import PrivatePrompt
+
+
+class Pixels(BaseModel):
+    """A prompt on the pixels: three templates after Bahng et al., "Exploring Visual Prompts for Adapting Large-Scale
+    Models" (2022)."""
+
+    prompt: Literal["padding", "fixed-patch", "random-patch"] = Field(
+        "padding", description="template: a frame, a patch in the upper left corner, or a patch that moves every batch"
+    )
+    prompt_size: int = Field(4, ge=1, description="width of the frame or side of the patch, in pixels (p)")
+
+    def check_pixels(self, model: Model) -> None:
+        _, height, width = model.image
+        most = (min(height, width) - 1) // (2 if self.prompt == "padding" else 1)
+        if self.prompt_size > most:
+            raise UserError(
+                f'method.prompt_size = {self.prompt_size} covers the whole image: a "{self.prompt}" prompt on '
+                f"{height}x{width} pixels may be 1 to {most}"
+            )
+
+    def pixels(self, model: Model, g: torch.Generator) -> Params:
+        """Normally distributed."""
+        channels, height, width = model.image
+        p = self.prompt_size
+        if self.prompt != "padding":  # C p^2 parameters
+            return {"prompt.patch": torch.randn(channels, p, p, generator=g)}
+        sides = {"top": (p, width), "bottom": (p, width), "left": (height - 2 * p, p), "right": (height - 2 * p, p)}
+        # 2 C p (H + W - 2p) parameters
+        return {f"prompt.{side}": torch.randn(channels, *shape, generator=g) for side, shape in sides.items()}
+
+    def canvas(self, model: Model, params: Params, noise: Tensor) -> Tensor:
+        """The prompt as an image (C, H, W), zero elsewhere. noise (2,) in [0, 1) places a random patch."""
+        channels, height, width = model.image
+        p = self.prompt_size
+        if self.prompt == "padding":
+            hole = params["prompt.left"].new_zeros(channels, height - 2 * p, width - 2 * p)
+            middle = torch.cat([params["prompt.left"], hole, params["prompt.right"]], dim=2)
+            return torch.cat([params["prompt.top"], middle, params["prompt.bottom"]], dim=1)
+        patch = params["prompt.patch"]
+        if self.prompt == "fixed-patch":
+            return F.pad(patch, (0, width - p, 0, height - p))
+        # Tensor arithmetic in place of slicing, so that every client of a stacked block has a place of its own.
+        rows = torch.arange(height, device=patch.device) - (noise[0] * (height - p + 1)).long()
+        columns = torch.arange(width, device=patch.device) - (noise[1] * (width - p + 1)).long()
+        inside = ((rows >= 0) & (rows < p))[:, None] & ((columns >= 0) & (columns < p))[None, :]
+        spread = patch[:, rows.clamp(0, p - 1)][:, :, columns.clamp(0, p - 1)]
+        return torch.where(inside, spread, 0.0)
+
+
+class PixelPrompt(Pixels, PrivatePrompt):
+    """pFedPT's visual prompt: pixels added to the normalised image. Li et al., "Visual Prompt Based Personalized
+    Federated Learning" (TMLR 2024), Section 3.2."""
+
+    about: ClassVar[str] = "private pixel prompt"
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        self.check_pixels(model)
+
+    def start(self, model: Model, seed: int) -> Params:
+        return self.pixels(model, torch_rng(seed, "pixel prompt"))
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        canvas = self.canvas(model, params, batch.noise)
+        return self.inner.features(model, params, batch._replace(x=batch.x + canvas), ctx)

@@ -1,0 +1,43 @@
+"""Context vectors in the text tower of a CLIP."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from ..models import Model
+from ..models.base import normal
+from ..models.text import Sentences
+from ..params import Params
+from ..seeding import torch_rng
+from ..tuning import OnFeatures, as_clip
+
+
+class TextContext(OnFeatures):
+    """Context vectors before, around or after the class name, in a frozen CLIP: Zhou et al., "Learning to Prompt for
+    Vision-Language Models" (IJCV 2022); federated as PromptFL by Guo et al. (2022)."""
+
+    roles: ClassVar[dict[str, str]] = {"context": "body"}
+    about: ClassVar[str] = "text context"
+    backbones: ClassVar[str] = "CLIP"
+
+    context: int = Field(16, ge=1, description="number of context vectors")
+    name_position: Literal["front", "middle", "end"] = Field("end", description="where the class name stands")
+
+    def check(self, model: Model) -> None:
+        self.sentences(model)
+
+    def sentences(self, model: Model) -> Sentences:
+        return as_clip(model).sentences(context=self.context, position=self.name_position)
+
+    def init(self, model: Model, seed: int) -> Params:
+        return {"context": normal(torch_rng(seed, "context"), self.context, as_clip(model).text_width)}
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        return as_clip(model).logits(model.weights, features, self.text(model, params))
+
+    def text(self, model: Model, params: Params) -> Tensor:
+        """(classes, d)"""
+        return as_clip(model).text(model.weights, self.sentences(model), params["context"])

@@ -1,0 +1,89 @@
+"""scripts/keep_results.py, and the results that are kept with the experiments."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+import promptfed
+from promptfed.runs import tables
+from promptfed.runs.api import Result
+
+ROOT = Path(__file__).parents[1]
+KEPT = sorted(file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "experiments").rglob("results.jsonl"))
+keep = runpy.run_path(str(ROOT / "scripts" / "keep_results.py"))["keep"]
+
+
+def read(folder):
+    """-> results by label, as tables take them, and rounds by (label, seed)."""
+    results, rounds = {}, {}
+    for line in (folder / "results.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        results.setdefault(run["label"], []).append(Result(folder, run["result"]))
+        rounds[run["label"], run["seed"]] = run["rounds"]
+    return results, rounds
+
+
+def test_a_comparison_is_kept_and_read_back(tmp_path):
+    out, kept = tmp_path / "runs", tmp_path / "kept"
+    made = promptfed.compare(
+        methods=["fedavg", "local"],
+        seeds=[0, 1],
+        out=out,
+        dataset={"name": "digits", "limit": 60},
+        partition={"name": "iid", "clients": 2},
+        method={"epochs": 1},
+        rounds=2,
+        eval={"every": 2},
+        engine={"workers": 1},
+    )
+    keep(out, kept, {})
+    assert {file.name for file in kept.iterdir()} == {"table.md", "table.json", "results.jsonl"}
+    results, rounds = read(kept)
+    assert {label: [run.numbers for run in runs] for label, runs in results.items()} == {
+        label: [run.numbers for run in runs] for label, runs in made.items()
+    }
+    assert tables.table(results) == json.loads((kept / "table.json").read_text())
+    assert list(rounds) == [("fedavg", 0), ("fedavg", 1), ("local", 0), ("local", 1)]
+    for (label, seed), kept_lines in rounds.items():
+        lines = (out / f"{label}-seed{seed}" / "rounds.jsonl").read_text().splitlines()
+        lines = [json.loads(line) for line in lines]
+        for line in lines:
+            for stage in ("aggregated", "after_local"):
+                assert ("clients" in line.get(stage, {})) is (stage in line)
+                line.get(stage, {}).pop("clients", None)
+        assert kept_lines == lines
+        assert [line["clients"] for line in kept_lines] == [[0, 1]] * 2, "who took part"
+
+
+def test_no_path_of_the_machine_is_kept(tmp_path):
+    run = tmp_path / "runs" / "fedavg-ft-seed0"
+    run.mkdir(parents=True)
+    (run / "result.json").write_text(json.dumps({"seed": 0, "config": {"dataset": {"name": "/my/data"}}}))
+    (run / "rounds.jsonl").write_text("")
+    (tmp_path / "runs" / "table.json").write_text('[{"label": "FedAvg+ft"}]')
+    (tmp_path / "runs" / "table.md").write_text("| FedAvg+ft |")
+    with pytest.raises(SystemExit, match=r"results\.jsonl would hold the path /my/data .* --replace /my/data=NAME"):
+        keep(tmp_path / "runs", tmp_path / "kept", {})
+    assert not (tmp_path / "kept").exists()
+    keep(tmp_path / "runs", tmp_path / "kept", {"/my/data": "cifar10"})
+    (line,) = (tmp_path / "kept" / "results.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "label": "FedAvg+ft",
+        "seed": 0,
+        "result": {"seed": 0, "config": {"dataset": {"name": "cifar10"}}},
+        "rounds": [],
+    }
+
+
+@pytest.mark.parametrize("folder", KEPT)
+def test_kept_results_make_the_kept_table(folder):
+    results, rounds = read(ROOT / folder)
+    rows = json.loads((ROOT / folder / "table.json").read_text())
+    remade = {row["label"]: row for row in tables.table(results)}
+    assert [{key: remade[row["label"]][key] for key in row} for row in rows] == rows
+    assert set(remade) == {row["label"] for row in rows}
+    for label, runs in results.items():
+        for run in runs:
+            assert len(rounds[label, run.numbers["seed"]]) == run.numbers["rounds"]
