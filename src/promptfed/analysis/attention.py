@@ -98,7 +98,7 @@ def grad_cam(score: Tensor, layer: Tensor) -> np.ndarray:
 
 
 def attention(opened: Opened, options: Options) -> Found:
-    client = opened.clients(options, "test", 1)[0]
+    client = opened.chosen(options, "test", 1)[0]
     model, tuning = opened.model, opened.method.tuning
     site, data = opened.federation.sites[client], opened.federation.dataset
     index = different(data.labels, site.test, min(options.images or IMAGES, CHUNK))
@@ -137,9 +137,7 @@ def attention(opened: Opened, options: Options) -> Found:
     text = f"{where[0].upper()}{where[1:]} on test images of client {client}. Each map is scaled to its own maximum."
     if with_.prompt.any():
         text += f" With the prompt, {100 * with_.prompt.mean():.0f} % of the attention goes to prompt tokens."
-    figure = draw(
-        f"{opened.run.title}\n{where}, client {client}", data.classes, data.images[index], labels, without, with_
-    )
+    figure = draw(f"{opened.title}\n{where}, client {client}", data.classes, data.images[index], labels, without, with_)
     return Found(figure, rows, title, text)
 
 

@@ -73,7 +73,7 @@ def embedded(opened: Opened, options: Options) -> Found:
         .properties(height=360)
     )
     below = f"{len(images)} pure colours under each client's model; silhouette {apart:.2f}"
-    return Found(style.titled(chart, opened.run.title, below), rows, title, text)
+    return Found(style.titled(chart, opened.title, below), rows, title, text)
 
 
 def predicted(opened: Opened, options: Options) -> Found:
@@ -89,7 +89,7 @@ def predicted(opened: Opened, options: Options) -> Found:
         bare.append(opened.probabilities(work, params, samples, tuning).mean(0) if tuning else None)
     if all(np.array_equal(said[0], one) for one in said):
         raise UserError(f'colours-labels: under "{opened.config.method.name}" all clients have the same model')
-    shares = opened.shares()[clients]
+    shares = opened.label_shares()[clients]
     near = cosine(np.stack(said), shares)  # (clients, clients)
     own, others = near.diagonal(), _others(near)
     alone = [
@@ -119,7 +119,7 @@ def predicted(opened: Opened, options: Options) -> Found:
 
 
 def _several(opened: Opened, options: Options) -> list[int]:
-    clients = opened.clients(options)
+    clients = opened.chosen(options)
     if len(clients) < 2:
         raise UserError(f"pure colours compare clients: at least two are needed, got {len(clients)}")
     return clients
@@ -143,4 +143,4 @@ def _similarities(
     besides: marks.Besides | None = None if alone is None else ("own labels, without the prompt", "point", alone)
     bars = marks.bars(names, kinds, "cosine similarity", besides).properties(width=230)
     chart = alt.hconcat(heat, bars).resolve_scale(color="independent")
-    return style.titled(chart, opened.run.title, "classes predicted on pure colours against label distributions")
+    return style.titled(chart, opened.title, "classes predicted on pure colours against label distributions")

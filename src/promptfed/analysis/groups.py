@@ -26,11 +26,11 @@ from .opened import Opened
 
 
 def groups(opened: Opened, options: Options) -> Found:
-    clients = opened.clients(options, "test", len(opened.federation.sites))
+    clients = opened.chosen(options, "test", len(opened.federation.sites))
     data, sites = opened.federation.dataset, opened.federation.sites
     before = {client: assigned(opened, *opened.own(client)) for client in clients}
-    able = [client for client in opened.clients(Options(options.clients), "test") if len(sites[client].train)]
-    kept = {client: float((assigned(opened, *opened.trained(client)) == before[client]).mean()) for client in able}
+    able = [client for client in opened.chosen(Options(options.clients), "test") if len(sites[client].train)]
+    kept = {client: float((assigned(opened, *opened.after_local(client)) == before[client]).mean()) for client in able}
     index = np.concatenate([sites[client].test for client in clients])
     chosen = np.concatenate([before[client] for client in clients])
     count = max(int(chosen.max()) + 1, getattr(opened.method.tuning, "groups", 0))
@@ -127,4 +127,4 @@ def draw(opened: Opened, counts: np.ndarray, names: Sequence[str], what: str, ke
         color="independent"
     )
     used = f"{(counts.sum(1) > 0).sum()} of {len(counts)} groups selected by {counts.sum()} test samples"
-    return style.titled(chart, opened.run.title, used)
+    return style.titled(chart, opened.title, used)

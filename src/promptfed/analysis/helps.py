@@ -30,7 +30,7 @@ def helps(opened: Opened, options: Options) -> Found:
         raise UserError(
             f'helps: only DP2FL weighs other clients\' prompts, and the run is of "{opened.config.method.name}"'
         )
-    helpers = opened.clients(options, "train", MOST)
+    helpers = opened.chosen(options, "train", MOST)
     helped = [client for client in helpers if f"val.{client}.x" in state]  # nobody else has a data prompt of its own
     if not helped:
         raise UserError("helps: no client has validation data")
@@ -40,7 +40,7 @@ def helps(opened: Opened, options: Options) -> Found:
     begun: dict[int, Params] = {}
     made: list[Params] = []
     for i, client in enumerate(helpers):
-        work, params = opened.trained(client)
+        work, params = opened.after_local(client)
         ctx = context(work, opened.model)
         with torch.no_grad():
             found = method.losses(opened.model, params, sets, ctx)
@@ -112,4 +112,4 @@ def draw(opened: Opened, helped: list[int], helpers: list[int], weights: np.ndar
         most=max(float(weights.max()), 1e-9),
     )
     below = "weights in the clients' data prompts, in the round after the last; white: 0"
-    return style.titled(chart, opened.run.title, below)
+    return style.titled(chart, opened.title, below)

@@ -24,15 +24,15 @@ def leakage(opened: Opened, options: Options) -> Found:
     method, init = opened.method, opened.host.init
     if not method.shared(init) or not method.schedule(opened.as_of):
         raise UserError(f'leakage: under "{opened.config.method.name}" clients upload nothing that they have trained')
-    clients = opened.clients(options)
+    clients = opened.chosen(options)
     index = pooled(opened, options.images or IMAGES)
     samples = opened.host.samples(index)
     labels = opened.federation.dataset.labels[index]
     hides = bool(method.kept(init))
-    shares = opened.shares()[clients]
+    shares = opened.label_shares()[clients]
     upload, complete = [], []
     for client in clients:
-        work, params = opened.trained(client)
+        work, params = opened.after_local(client)
         known = {**init, **method.shared(params)}  # what is never sent keeps its initial value
         upload.append(inferred(opened.probabilities(work, known, samples, unprompted(method.tuning)), labels))
         complete.append(inferred(opened.probabilities(work, params, samples), labels))
@@ -94,4 +94,4 @@ def draw(
     x = "cosine similarity of inferred and true label distribution"
     chart = marks.bars(opened.names(clients), kinds, x, ("uniform guess", "tick", blind.tolist()))
     below = "label distributions inferred on balanced data, after one more local round; dashed: means"
-    return style.titled(chart, opened.run.title, below)
+    return style.titled(chart, opened.title, below)

@@ -27,7 +27,7 @@ _WORDS = {
 
 def drift(opened: Opened, options: Options) -> Found:
     """pFedPT, Fig. 7: how far each role of parameters moves in a client's training, round by round (L2)."""
-    lines = [line for line in opened.run.lines if "moved" in line]
+    lines = [line for line in opened.lines if "moved" in line]
     rows = [
         {"round": line["round"], "client": one["client"], "role": role, "moved": value}
         for line in lines
@@ -63,7 +63,7 @@ def _drift(opened: Opened, rows: list[dict[str, Any]], roles: list[str]) -> styl
         y = f"L2 change of {'the private prompt' if role == 'private' else role}"
         panels.append(marks.each_and_mean(here, y, "mean of the round's clients", look.colour).properties(height=150))
     chart = alt.vconcat(*panels).resolve_scale(color="independent")
-    return style.titled(chart, opened.run.title, "how far a client's parameters move in a round of training")
+    return style.titled(chart, opened.title, "how far a client's parameters move in a round of training")
 
 
 # ---- clients
@@ -71,7 +71,7 @@ def _drift(opened: Opened, rows: list[dict[str, Any]], roles: list[str]) -> styl
 
 def clients(opened: Opened, options: Options) -> Found:
     """Accuracy of every client, in the last evaluation of each stage."""
-    run = opened.run
+    run = opened
     found: dict[str, dict[int, float]] = {}
     rows = []
     for stage in STAGES:
@@ -123,7 +123,7 @@ def _bars(opened: Opened, found: dict[str, dict[int, float]]) -> style.Chart:
         each = base.mark_circle(size=18, opacity=0.8).encode(x, y)
     mean = base.mark_rule(strokeDash=[5, 3], strokeWidth=1.5).encode(alt.Y("mean(value):Q"))
     chart = alt.layer(each, mean).properties(width=style.WIDTH + 60)
-    return style.titled(chart, opened.run.title, "dashed: means")
+    return style.titled(chart, opened.title, "dashed: means")
 
 
 # ---- partition

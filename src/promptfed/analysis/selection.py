@@ -25,7 +25,7 @@ def selection(opened: Opened, options: Options) -> Found:
     rows = [
         {
             "client": client,
-            "name": opened.run.name(client),
+            "name": opened.name(client),
             "group": group,
             "mean": float(mean),
             "std": float(std),
@@ -66,7 +66,7 @@ Counts = dict[int, np.ndarray]  # round -> test samples that select each group, 
 def recorded(opened: Opened, options: Options) -> dict[int, Counts]:
     """Of each client that has test data and was evaluated at least twice, in the order of rounds."""
     found: dict[int, dict[int, list[int]]] = {}
-    for line in opened.run.lines:
+    for line in opened.lines:
         for stage in ("aggregated", "newcomers_aggregated"):
             for one in line.get(stage, {"clients": ()})["clients"]:
                 if any(one.get("groups", ())):
@@ -131,4 +131,4 @@ def draw(opened: Opened, counts: Mapping[int, Counts], changes: Mapping[int, Map
     lines = marks.each_and_mean(moved, title, "mean of the clients")
     chart = alt.hconcat(*(part.properties(width=250, height=210) for part in (bars, lines)))
     chart = chart.resolve_scale(color="independent")
-    return style.titled(chart, opened.run.title, "how steadily clients select their groups")
+    return style.titled(chart, opened.title, "how steadily clients select their groups")

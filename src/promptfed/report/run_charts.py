@@ -10,10 +10,11 @@ import altair as alt
 import numpy as np
 
 from ..data import Federation
+from ..runs.opened import Run, Share
 from . import style
 from .marks import NAMED, NEAR, by_colour, by_label, client_names, data, heat_map, places, rounds, tall
 from .numbers import thin
-from .runs import Run, Share, percent
+from .runs import percent
 from .style import BLUE, GREEN, GREY, INK, VERMILION, Look
 
 _BARS = 400  # clients that have a bar; of more, some are shown
