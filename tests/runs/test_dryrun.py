@@ -59,7 +59,6 @@ def test_experiments_at_both_scales(path: Path) -> None:
                 assert job.config.dataset.limit is not None
                 assert job.config.rounds <= 3
             found = dryrun.estimate(job.config)
-            assert found.seconds is None
             assert 1 <= found.a_round <= found.clients
             assert found.trained or job.config.method.name == "zero-shot"
 
@@ -301,7 +300,7 @@ def test_dry_run_starts_nothing(promptfed: Callable, file: Callable[..., Path], 
         (["compare", "quickstart", "--only", "nobody"], "is in no label"),
         (["run", "--dry-run", "dataset.name=someone/something"], "nor in the catalogue"),
         (["run", "--dry-run", "backbone.name=someone/something"], "has shapes that only its files tell"),
-        (["run", "--dry-run", "backbone.name=openai/clip-vit-base-patch16"], "takes 224x224 pixels"),
+        (["run", "--dry-run", "dataset.size=32", "backbone.name=openai/clip-vit-base-patch16"], "takes 224x224 pixels"),
         (["run", "--dry-run", "partition=disjoint", "partition.clients=11"], "is more than the 10 classes"),
         (["run", "--dry-run", "backbone.part=image"], "is no CLIP"),
     ],
