@@ -16,7 +16,7 @@ from promptfed import models
 from promptfed.data import DatasetConfig, load
 from promptfed.data.images import Resize
 from promptfed.errors import UserError
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.runs import build, dryrun
 from promptfed.runs import config as C
 from promptfed.serving import joining
@@ -129,5 +129,5 @@ def test_predictions_and_joining_sites_see_the_same_pixels(backbone: str, photos
 
 def test_a_site_of_a_consortium_sees_the_same_pixels(backbone: str, tmp_path: Path) -> None:
     server, _ = site_folders.consortium(tmp_path, **{"backbone.name": backbone, "dataset.size": 16})
-    site = Place.open(site_folders.site(server, tmp_path, 1))
+    site = SiteFolder.open(site_folders.site(server, tmp_path, 1))
     assert np.array_equal(site.dataset().images, expected(tmp_path / "images1"))

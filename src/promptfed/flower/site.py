@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .. import files, models
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
+from ..clients.store import Store
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
 from ..data.partition import stratified
@@ -63,8 +64,8 @@ def source(path: Path) -> Source:
     return found
 
 
-def places(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
-    """Where the folder's classes are among the known ones. Case, and _ for a space, make no difference."""
+def class_indices(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
+    """The index of each of the folder's classes among the known ones. Case, and _ for a space, make no difference."""
     spelled = {_spelled(name): i for i, name in enumerate(known)}
     for name in classes:
         if name not in known and _spelled(name) not in spelled:
@@ -121,7 +122,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 @dataclass(frozen=True)
-class Place:
+class SiteFolder:
     """A site's folder, read."""
 
     folder: Path
@@ -129,7 +130,7 @@ class Place:
     config: C.Config
 
     @classmethod
-    def open(cls, folder: Path) -> Place:
+    def open(cls, folder: Path) -> SiteFolder:
         folder = folder.expanduser().absolute()
         if not (folder / SETTINGS).exists():
             raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
@@ -167,7 +168,7 @@ class Place:
             build.placeholder_federation(self.config).dataset,
             Path(self.settings.data).expanduser().absolute(),
         )
-        known = np.array(places(path, source(path).classes, agreed.classes))
+        known = np.array(class_indices(path, source(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
         given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
@@ -197,7 +198,7 @@ class Place:
         build.limit_threads(self.settings.threads, parts.device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
-        return cast(SiteHost, build.make_host(parts, folder / "clients", made))
+        return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
     def room(self, more: int) -> None:
         """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""

@@ -25,14 +25,15 @@ from ..clients.local import LocalClients
 from ..clients.store import Store
 from ..data import Dataset, Federation
 from ..errors import UserError
-from ..flower.site import places, share, source
+from ..flower.site import class_indices, share, source
 from ..method import State
 from ..runs import build, record
+from ..runs.opened import Run, client_params, reading
 from ..scoring import Score, Scores
 from ..server import screen
 from .images import complain, decode
 from .predictor import Predictor
-from .runs import Trained, personal, predictor, trained
+from .runs import predictor
 
 MODEL = "model.safetensors"
 _SHOWN = 30  # classes that have bars of their own
@@ -66,14 +67,14 @@ def join(
     folder = Path(out).expanduser() if out else _fresh(Path(run), data)
     if (folder / "join.json").exists() or (folder / "config.toml").exists():
         raise UserError(f'--out = "{folder}" holds something already: name another folder')
-    with trained(run, federation, device) as held, tempfile.TemporaryDirectory() as scratch:
+    with reading(run, device=device, federation=federation) as held, tempfile.TemporaryDirectory() as scratch:
         dataset, skipped = _dataset(held, data, Path(scratch) / "data")
         joined, before, after, state, store = _train(held, dataset, rounds, Path(scratch) / "clients")
         try:
             client, last = len(joined.federation.sites) - 1, held.round + rounds
             site = joined.federation.sites[client]
             numbers = {
-                "run": held.path.resolve().name,
+                "run": held.folder.resolve().name,
                 "method": joined.config.method.name,
                 "client": client,
                 "site": site.name,
@@ -88,7 +89,7 @@ def join(
             }
             about = {key: numbers[key] for key in ("client", "site", "n_train")} | {"round": last}
             metrics = {key: numbers[key] for key in ("before", "after")}
-            params = personal(joined, store, state, client, last + 1)
+            params = client_params(joined, store, joined.method.down(state, client), client, last + 1)
             model = predictor(joined, params, {**about, "metrics": metrics})
         finally:
             store.close()
@@ -107,9 +108,7 @@ def _fresh(run: Path, data: Path) -> Path:
     return path
 
 
-def _train(
-    held: Trained, dataset: Dataset, rounds: int, memory: Path
-) -> tuple[build.Parts, Score, Score, State, Store]:
+def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[build.Parts, Score, Score, State, Store]:
     """-> parts with the new site in them, scores on its test data before and after, the state and what it remembers."""
     parts, client = held.parts, len(held.parts.federation.sites)
     site = share(dataset, parts.config.seed)
@@ -154,11 +153,11 @@ def _train(
 # ---- the new site's data
 
 
-def _dataset(held: Trained, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
+def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
     found = source(path)
-    known = places(path, found.classes, its.classes)
+    known = class_indices(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
         image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
