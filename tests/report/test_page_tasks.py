@@ -81,7 +81,10 @@ def test_words_of_tasks_have_what_tells_them_apart(make: Make) -> None:
 
     folders = [split("fedavg", 3), split("fedper", 8), split("local", 8)]
     common = "digits, pathological, 3 clients"
-    assert [task for task, _ in of(folders[:2])] == [f"{common}, 3 classes per client", f"{common}, 8 classes per client"]
+    assert [task for task, _ in of(folders[:2])] == [
+        f"{common}, 3 classes per client",
+        f"{common}, 8 classes per client",
+    ]
     assert [task for task, _ in of(folders[1:])] == [f"{common}, split A", f"{common}, split B"]
 
 

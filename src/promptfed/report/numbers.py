@@ -11,7 +11,7 @@ import numpy as np
 
 from ..runs.record import LAST
 from .gather import Group, ReportData, SeedRun
-from .runs import Stage
+from .runs import Stage, spread
 
 KINDS = {
     "last": "last round",
@@ -78,7 +78,7 @@ COLUMNS = (
 # By the first word of a column's key: why a run may not have it, and the setting that decides so.
 _ABSENT = {
     "global": ("personal models were not evaluated on all clients' test data in these rounds", "eval.pooled"),
-    "after": ("models were not evaluated after local training", "eval.after_local"),
+    "after": ("there is no evaluation after local training", "eval.after_local"),
     "common": ("the method has no common model", ""),
     "newcomers": ("no newcomer was evaluated in this way", "join.clients"),
     "clustering": ("the method forms no groups, or samples have no domain", ""),
@@ -98,11 +98,10 @@ def cell(group: Group, column: Column, kind: str) -> Cell:
     known = [v for v in (_value(entry, column, kind) for entry in group.entries) if v is not None]
     if not known:
         return Cell(None, None, _missing(group, column, kind))
-    few = _incomplete(group, column, kind)
-    std = float(np.std(known, ddof=1)) if len(known) > 1 else None
-    if len(known) < len(group.entries):
-        few.insert(0, f"over {len(known)} of {len(group.entries)} seeds")
-    return Cell(float(np.mean(known)), std, "; ".join(few))
+    mean, std = spread(known)
+    seeds = [f"over {len(known)} of {len(group.entries)} seeds"] if len(known) < len(group.entries) else []
+    why = "; ".join([*seeds, *_incomplete(group, column, kind)])
+    return Cell(mean, std if len(known) > 1 else None, why)
 
 
 def rounds(group: Group, kind: str) -> str:
@@ -225,7 +224,7 @@ def over_seeds(found: Iterable[Mapping[int, float]]) -> dict[int, tuple[float, f
     for one in found:
         for at, value in one.items():
             each.setdefault(at, []).append(value)
-    return {at: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0) for at, v in sorted(each.items())}
+    return {at: spread(values) for at, values in sorted(each.items())}
 
 
 def thin(rounds: Sequence[int], most: int) -> list[int]:
