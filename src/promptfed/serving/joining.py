@@ -23,9 +23,8 @@ from .. import files
 from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
-from ..data import Dataset, Federation
+from ..data import Dataset, Federation, site_folder
 from ..errors import UserError
-from ..flower.site import places, share, source
 from ..method import State
 from ..runs import build, record
 from ..scoring import Score, Scores
@@ -112,7 +111,7 @@ def _train(
 ) -> tuple[build.Parts, Score, Score, State, Store]:
     """-> parts with the new site in them, scores on its test data before and after, the state and what it remembers."""
     parts, client = held.parts, len(held.parts.federation.sites)
-    site = share(dataset, parts.config.seed)
+    site = site_folder.split(dataset, parts.config.seed)
     # The others' places, so that the newcomer has a number that none of them has.
     parts = replace(parts, federation=Federation(dataset, (*[build.empty_site()] * client, site), {"name": "join"}))
     method, config = parts.method, parts.config
@@ -157,8 +156,8 @@ def _train(
 def _dataset(held: Trained, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
-    found = source(path)
-    known = places(path, found.classes, its.classes)
+    found = site_folder.read(path)
+    known = site_folder.class_indices(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
         image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
