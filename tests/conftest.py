@@ -2,7 +2,7 @@ import pytest
 import torch
 
 # Modules that tests share: their assertions are to tell as much as those of the tests.
-pytest.register_assert_rewrite("analysed", "client_blocks", "deployment", "loopback", "tiny")
+pytest.register_assert_rewrite("analysed", "client_blocks", "deployment", "fitting", "loopback", "tiny")
 
 
 @pytest.fixture(scope="session", autouse=True)

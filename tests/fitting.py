@@ -1,4 +1,4 @@
-"""What makes each method fit the embedded models, and which of them it runs on."""
+"""Settings with which each method fits the embedded models, and the model that it runs on."""
 
 from promptfed.methods import backbones, create
 
@@ -13,10 +13,18 @@ SMALL = {
 
 
 def embedded(name):
-    """The model that the method runs on."""
+    """The embedded model that the method runs on."""
     return "clip-mini" if backbones(create(name)).startswith("CLIP") else "vit-mini"
 
 
 def where(name):
-    """The smallest model and images that the method runs on, as check_method takes them."""
+    """The smallest model and images that the method runs on, as arguments of check_method."""
     return {} if backbones(create(name)) == "any" else {"backbone": embedded(name), "size": 32}
+
+
+def check_result(result):
+    """All clients took part in a finished run, trained unless the method does not train, and were scored."""
+    assert 0 <= result.metrics["local"]["mean"] <= 1
+    assert result.metrics["global"] is not None
+    assert not result.numbers["left_out"]
+    assert (result.numbers["passes"]["train"] > 0) is (result.numbers["method"] != "zero-shot")

@@ -18,20 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load
 
+import fitting
 import promptfed
-from promptfed.methods import ALIASES, METHODS, backbones, create
+from promptfed.methods import ALIASES, METHODS
 
 RECORD = Path(__file__).parent / "golden.json"
-SMALL = {
-    "sgpt": {"groups": 3, "rare": 4, "shared_layers": (0,), "group_layers": (4, 5)},
-    "pfedpg": {"tokens": 2},
-    "tpfl": {"context": 2, "prompt_size": 2},
-    "atpfl": {"context": 2, "prompt_size": 2},
-    "dp2fl": {"depth": 2, "lr": 0.01},
-    "promptfl": {"context": 3},
-    "fedmtl": {"iterations": 16},
-    "fedprox+maple": {"depth": 2},
-}
+SMALL = {**fitting.SMALL, "pfedpg": {"tokens": 2}, "fedmtl": {"iterations": 16}, "fedprox+maple": {"depth": 2}}
 # FedPR projects prompts: on all weights there is nothing to project.
 NAMES = (
     *(name for name in METHODS if name != "fedpr"),
@@ -67,19 +59,21 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: p for name, p in found.items() if p.dtype != torch.uint8}
 
 
-def outcome(name: str, settings: dict, folder: Path) -> dict:
-    vision = backbones(create(name, settings))
-    result = promptfed.run(
+def execute(name: str, settings: dict, folder: Path) -> promptfed.Result:
+    return promptfed.run(
         method={"name": name, "epochs": 1, **settings},
         dataset={"name": "shapes", "limit": 128},
         partition={"name": "dirichlet", "alpha": 0.5, "clients": 3},
-        backbone="clip-mini" if vision.startswith("CLIP") else "vit-mini",
+        backbone=fitting.embedded(name),
         rounds=2,
         seed=3,
         engine={"workers": 1, "device": "cpu"},
         out=folder,
     )
-    held = tensors(folder)
+
+
+def outcome(result: promptfed.Result) -> dict:
+    held = tensors(result.folder)
     digests = sorted(f"{p.dtype}{tuple(p.shape)}".encode() + p.numpy().tobytes() for p in held.values())
     numbers = {stage: kinds["last"] for stage, kinds in result.numbers["metrics"].items()}
     text = json.dumps([numbers, result.numbers["communication"]], sort_keys=True)
@@ -95,8 +89,10 @@ def outcome(name: str, settings: dict, folder: Path) -> dict:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_method_ends_as_recorded(case, tmp_path):
+    result = execute(*CASES[case], tmp_path / "run")
+    fitting.check_result(result)
     record = json.loads(RECORD.read_text())
-    wanted, found = record["methods"][case], outcome(*CASES[case], tmp_path / "run")
+    wanted, found = record["methods"][case], outcome(result)
     if rounding() == record["rounding"] and torch.__version__ == record["torch"]:
         assert found == wanted
     else:
@@ -111,7 +107,7 @@ def record() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PROMPTFED_CACHE"] = folder + "/cache"
         for i, (case, (name, settings)) in enumerate(CASES.items()):
-            methods[case] = outcome(name, settings, Path(folder) / str(i))
+            methods[case] = outcome(execute(name, settings, Path(folder) / str(i)))
             print(case, methods[case]["local"], file=sys.stderr)
     kept = {"torch": torch.__version__, "rounding": rounding(), "methods": methods}
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")

@@ -15,8 +15,9 @@ from promptfed.clients.base import Clients
 from promptfed.errors import UserError
 from promptfed.method import FedAvg, Method, State
 from promptfed.methods import create
+from promptfed.models import Model
 from promptfed.params import Params
-from promptfed.phases import Update
+from promptfed.phases import Holdings, Update
 from promptfed.scoring import Score, Scores
 from promptfed.server import Line, Plan, Recorder, run, sample, screen
 from tiny import linear
@@ -351,6 +352,9 @@ def test_personal_models_are_scored_on_everybodys_data_where_wanted(
 
 class Welcoming(FedAvg):
     """Counts those who joined."""
+
+    def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
+        raise NotImplementedError  # the fake clients say hello by themselves
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         return {**state, "sum": state.get("sum", torch.tensor(0.0)) + hello["hello"]}

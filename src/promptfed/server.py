@@ -134,7 +134,8 @@ def checked(method: Method, hook: str, made: Any) -> Params:
 
 
 def _admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:
-    for client, hello in clients.enroll(joining).items():
+    hellos: dict[int, Params] = clients.enroll(joining) if method.enrolls else {client: {} for client in joining}
+    for client, hello in hellos.items():
         if not P.finite(hello):
             raise UserError(f"client {client} cannot be enrolled: what it says of itself is not finite")
         state = method.admit(state, client, hello, round)

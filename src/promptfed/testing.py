@@ -144,10 +144,18 @@ class Case:
         sizes = {i: len(site.train) for i, site in enumerate(self.federation.sites)}
         return LocalClients(sizes, [answer], host.block)
 
-    def run(self, rounds: int = 2, fraction: float = 1.0, recorder: Memory | None = None, **where: Any) -> Memory:
+    def run(
+        self,
+        rounds: int = 2,
+        fraction: float = 1.0,
+        recorder: Memory | None = None,
+        score_all: bool = True,
+        **where: Any,
+    ) -> Memory:
+        """`score_all`: at the end all clients are also scored after a round of local training that is thrown away."""
         recorder = recorder or Memory()
         with self.clients(**where) as (clients, _):
-            plan = Plan(rounds, fraction, self.seed, after_local="all")
+            plan = Plan(rounds, fraction, self.seed, after_local="all" if score_all else "participants")
             run(self.method, self.model, self.init, clients, plan, recorder)
         return recorder
 
@@ -277,14 +285,15 @@ def check_phases(case: Case) -> None:
 
 
 def check_resumed(case: Case) -> None:
-    """Stopped behind a round and started anew, the run ends as the uninterrupted one. Even if a round had been trained
-    but not recorded."""
-    whole = case.run(rounds=3, fraction=0.6)
-    with tempfile.TemporaryDirectory() as folder:
-        part = case.run(rounds=1, fraction=0.6, folder=Path(folder))
+    """Stopped after a round and started anew, the run ends as the uninterrupted one. Even if a round had been trained
+    but not recorded, and if all clients had been trained once more for their scores."""
+    whole = case.run(rounds=3, fraction=0.6, score_all=False)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        part = case.run(rounds=1, fraction=0.6, folder=folder)
         ahead = Memory(list(part.lines), part.state)
-        case.run(rounds=2, fraction=0.6, folder=Path(folder), recorder=ahead)  # trained, and then lost
-        resumed = case.run(rounds=3, fraction=0.6, folder=Path(folder), recorder=part)
+        case.run(rounds=2, fraction=0.6, score_all=False, folder=folder, recorder=ahead)  # trained, and then lost
+        resumed = case.run(rounds=3, fraction=0.6, score_all=False, folder=folder, recorder=part)
     assert equal(whole.state, resumed.state), "a resumed run ends with other parameters"
     assert whole.scores == resumed.scores, "a resumed run scores differently"
 

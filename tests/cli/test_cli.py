@@ -92,17 +92,15 @@ def test_a_folder_is_not_overwritten(promptfed):
 def test_killed_at_any_moment_and_resumed_ends_bit_identical(promptfed, env, tmp_path):
     words = ["run", "method=pfedpt", "rounds=6", "fraction=0.5", *TINY]
     promptfed(*words, "--out", "whole")
-    command = [*COMMAND, *words, "--out", "killed"]
-    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    killed = 0
-    for after in (1, 3, 4):  # in the middle of the round behind this one
+    resume, killed = ["run", "--resume"], 0
+    for after in (1, 3, 4):  # in the middle of the round after this one
+        command = [*COMMAND, *(resume if after > 1 else words), "--out", "killed"]
+        process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_round(tmp_path / "killed", after, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         killed += process.returncode == -signal.SIGKILL
-        resume = [*COMMAND, "run", "--resume", "--out", "killed"]
-        process = subprocess.Popen(resume, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert process.wait(timeout=HANG) == 0
+    promptfed(*resume, "--out", "killed")
     assert killed
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "killed")
 

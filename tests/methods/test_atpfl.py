@@ -12,7 +12,6 @@ from promptfed.methods import create
 from promptfed.models.clip import CLIP
 from promptfed.params import Params, numel
 from promptfed.phases import Batch, Context, Update
-from promptfed.testing import check_method
 from promptfed.training import Samples, Work, train
 
 NAMES = ("circle", "square", "star")
@@ -151,8 +150,3 @@ def test_training_moves_both_prompts_and_remembers_them() -> None:
 def test_a_frame_over_the_whole_image_is_refused() -> None:
     with pytest.raises(UserError, match="prompt_size = 16 covers the whole image"):
         create("tpfl", {"context": 2, "prompt_size": 16}).tuning.check(MODEL)
-
-
-@pytest.mark.parametrize("name", ["tpfl", "atpfl"])
-def test_contract(name: str) -> None:
-    check_method(name, backbone="clip-mini", size=32, **SMALL)

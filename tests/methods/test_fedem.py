@@ -254,9 +254,5 @@ def test_it_wraps_whatever_is_tuned() -> None:
         assert (type(tuning.inner), tuning.components) == (inner, 2)
 
 
-def test_conformance() -> None:
-    check_method(NAME, components=4, epochs=1, batch_size=8)
-
-
 def test_conformance_with_tokens_behind_frozen_layers() -> None:
     check_method(f"{NAME}+vpt", backbone="vit-mini", size=32, components=4, tokens=2, layers=(5,), epochs=1)

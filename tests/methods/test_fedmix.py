@@ -218,9 +218,5 @@ def test_what_it_refuses() -> None:
     mixed(mean_size=2).check(MODEL, MODEL.weights)
 
 
-def test_conformance() -> None:
-    check_method(NAME, epochs=1, mean_size=4)
-
-
 def test_conformance_with_tokens() -> None:
     check_method(f"{NAME}+vpt", backbone="vit-mini", size=32, tokens=2, epochs=1, batch_size=8)

@@ -161,4 +161,4 @@ def test_conformance_on_any_matrix() -> None:
 
 
 def test_conformance_with_tokens_behind_frozen_layers() -> None:
-    check_method(f"{NAME}+vpt", backbone="vit-mini", size=32, tokens=2, layers=(5,))
+    check_method(f"{NAME}+vpt", backbone="vit-mini", size=32, tokens=2, layers=(5,), epochs=1)

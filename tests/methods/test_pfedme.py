@@ -120,10 +120,6 @@ def test_defaults_are_the_authors() -> None:
     assert (method.lamda, method.inner_steps, method.inner_lr, method.beta, method.lr) == (15, 5, 0.09, 1, 0.005)
 
 
-def test_conformance() -> None:
-    check_method(NAME, epochs=1, inner_steps=2, personal_steps=2)
-
-
 def test_conformance_with_tokens_behind_frozen_layers() -> None:
     check_method(
         f"{NAME}+vpt", backbone="vit-mini", size=32, tokens=2, layers=(5,), epochs=1, inner_steps=2, personal_steps=2

@@ -8,7 +8,7 @@ from promptfed import models
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.models.vit import vit
-from promptfed.testing import Case, check_method, tiny_federation
+from promptfed.testing import Case, tiny_federation
 
 
 def test_zero_shot_is_clips_own_prediction_and_sends_nothing(tmp_path) -> None:
@@ -29,4 +29,3 @@ def test_zero_shot_is_clips_own_prediction_and_sends_nothing(tmp_path) -> None:
 def test_zero_shot_needs_a_clip() -> None:
     with pytest.raises(UserError, match="zero-shot needs a CLIP"):
         create("zero-shot").tuning.check(vit((3, 8, 8), 4, 0, width=8, depth=1, heads=1))
-    check_method("zero-shot", backbone="clip-mini", size=32)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from promptfed import UserError, serving
 from promptfed.cli import serving as command
 from promptfed.data.partitions import stratified
-from promptfed.data.site_folder import SPLIT
+from promptfed.data.site_images import SPLIT
 from promptfed.seeding import rng
 from promptfed.serving import joining
 

@@ -27,8 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .. import files, models
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
+from ..clients.store import Store
 from ..clients.wire import pack, unpack
-from ..data import Dataset, DatasetConfig, Federation, load, site_folder
+from ..data import Dataset, DatasetConfig, Federation, load, site_images
 from ..errors import UserError, nearest, one_sentence
 from ..params import Params
 from ..privacy import accounting
@@ -83,7 +84,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 @dataclass(frozen=True)
-class Place:
+class SiteFolder:
     """A site's folder, read."""
 
     folder: Path
@@ -91,7 +92,7 @@ class Place:
     config: C.Config
 
     @classmethod
-    def open(cls, folder: Path) -> Place:
+    def open(cls, folder: Path) -> SiteFolder:
         folder = folder.expanduser().absolute()
         if not (folder / SETTINGS).exists():
             raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
@@ -129,7 +130,7 @@ class Place:
             build.placeholder_federation(self.config).dataset,
             Path(self.settings.data).expanduser().absolute(),
         )
-        known = np.array(site_folder.class_indices(path, site_folder.read(path).classes, agreed.classes))
+        known = np.array(site_images.class_indices(path, site_images.read(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
         given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
@@ -143,7 +144,7 @@ class Place:
         config = C.make(self.config.complete(), {"engine": here, "backbone": {"name": settings.backbone or agreed}})
         dataset = self.dataset()
         everyone = list(build.placeholder_federation(config).sites)
-        own = site_folder.split(dataset, config.seed)
+        own = site_images.split(dataset, config.seed)
         everyone[settings.client] = replace(own, name=everyone[settings.client].name)
         parts = build.assemble(config, Federation(dataset, tuple(everyone), {"name": "site"}))
         parts.model.name = agreed
@@ -160,7 +161,7 @@ class Place:
         build.limit_threads(self.settings.threads, parts.device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
-        return cast(SiteHost, build.make_host(parts, folder / "clients", made))
+        return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
     def room(self, more: int) -> None:
         """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""

@@ -23,15 +23,16 @@ from .. import files
 from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
-from ..data import Dataset, Federation, site_folder
+from ..data import Dataset, Federation, site_images
 from ..errors import UserError
 from ..method import State
 from ..runs import build, record
+from ..runs.opened import Run, client_params, reading
 from ..scoring import Score, Scores
 from ..server import screen
 from .images import complain, decode
 from .predictor import Predictor
-from .runs import Trained, personal, predictor, trained
+from .runs import predictor
 
 MODEL = "model.safetensors"
 _SHOWN = 30  # classes that have bars of their own
@@ -65,14 +66,14 @@ def join(
     folder = Path(out).expanduser() if out else _fresh(Path(run), data)
     if (folder / "join.json").exists() or (folder / "config.toml").exists():
         raise UserError(f'--out = "{folder}" holds something already: name another folder')
-    with trained(run, federation, device) as held, tempfile.TemporaryDirectory() as scratch:
+    with reading(run, device=device, federation=federation) as held, tempfile.TemporaryDirectory() as scratch:
         dataset, skipped = _dataset(held, data, Path(scratch) / "data")
         joined, before, after, state, store = _train(held, dataset, rounds, Path(scratch) / "clients")
         try:
             client, last = len(joined.federation.sites) - 1, held.round + rounds
             site = joined.federation.sites[client]
             numbers = {
-                "run": held.path.resolve().name,
+                "run": held.folder.resolve().name,
                 "method": joined.config.method.name,
                 "client": client,
                 "site": site.name,
@@ -87,7 +88,7 @@ def join(
             }
             about = {key: numbers[key] for key in ("client", "site", "n_train")} | {"round": last}
             metrics = {key: numbers[key] for key in ("before", "after")}
-            params = personal(joined, store, state, client, last + 1)
+            params = client_params(joined, store, joined.method.down(state, client), client, last + 1)
             model = predictor(joined, params, {**about, "metrics": metrics})
         finally:
             store.close()
@@ -106,12 +107,10 @@ def _fresh(run: Path, data: Path) -> Path:
     return path
 
 
-def _train(
-    held: Trained, dataset: Dataset, rounds: int, memory: Path
-) -> tuple[build.Parts, Score, Score, State, Store]:
+def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[build.Parts, Score, Score, State, Store]:
     """-> parts with the new site in them, scores on its test data before and after, the state and what it remembers."""
     parts, client = held.parts, len(held.parts.federation.sites)
-    site = site_folder.split(dataset, parts.config.seed)
+    site = site_images.split(dataset, parts.config.seed)
     # The others' places, so that the newcomer has a number that none of them has.
     parts = replace(parts, federation=Federation(dataset, (*[build.empty_site()] * client, site), {"name": "join"}))
     method, config = parts.method, parts.config
@@ -153,11 +152,11 @@ def _train(
 # ---- the new site's data
 
 
-def _dataset(held: Trained, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
+def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
-    found = site_folder.read(path)
-    known = site_folder.class_indices(path, found.classes, its.classes)
+    found = site_images.read(path)
+    known = site_images.class_indices(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
         image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)

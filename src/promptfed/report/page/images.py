@@ -1,4 +1,4 @@
-"""The pictures of a report: PNG files of run folders, made small enough for one page together."""
+"""The pictures of a report: PNG files of run folders, embedded without loss."""
 
 from __future__ import annotations
 
@@ -10,65 +10,64 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
 from ..gather import ReportData
+from .view import Table, listed
 
-# Pixels and colours: less where the pictures would not fit, alike for all.
-_SIZES = ((1100, 64), (900, 48), (740, 32), (620, 32), (520, 24), (420, 16))
 _MOST = 60  # pictures
-_ROWS, _COLUMNS = 30, 12  # of a CSV that is shown whole
+_ROWS, _COLUMNS = 30, 12  # of a CSV file that are shown
 
 CAPTIONS = {
     "comparison.png": "Accuracy by method",
     "curves.png": "Learning curves",
     "communication.png": "Accuracy against communication",
-    "clients.png": "Accuracy by client, and the samples each one has",
+    "clients.png": "Accuracy and number of samples by client",
     "partition.png": "Partition: training samples by client and class",
-    "prompts.png": "The clients' prompts, and what training has changed of them",
+    "prompts.png": "The clients' prompts, and what training has changed in them",
 }
+Kind = Literal["partition", "analysis", "picture"]
+_KINDS: tuple[Kind, ...] = ("partition", "analysis", "picture")  # the most telling first
 
 
 @dataclass(frozen=True)
 class Picture:
     path: Path
     caption: str
-    kind: str  # partition, analysis or picture
+    kind: Kind
     of: str = ""  # a run's label and seed; empty for a comparison's own
-    note: str = ""  # what a sibling JSON file says of it
-    csv: Path | None = None
+    note: str = ""  # from the JSON file beside an analysis
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Figure:
     picture: Picture
     uri: str
     width: int
     height: int
+    table: Table | None  # the CSV file beside an analysis
 
 
-def find(found: ReportData) -> list[Picture]:
-    """All pictures, the most telling first: later ones are left out where there is no room."""
-    places = [(folder, "") for folder in found.folders]
-    many = len(found.entries) > 1
-    for group in found.groups:
-        for entry in group.entries:
-            if entry.run.folder not in found.folders:
-                places.append((entry.run.folder, f"{group.label}, seed {entry.seed}" if many else ""))
-    named = {entry.run.folder: group.label for group in found.groups for entry in group.entries}
+def find(data: ReportData) -> list[Picture]:
+    """All pictures, the most telling first: the page has a limited number of them."""
+    many = len(data.entries) > 1
+    labels = {entry.run.folder: (group.label, entry.seed) for group in data.groups for entry in group.entries}
     pictures = []
-    for folder, of in places:
-        of = of or (named.get(folder, "") if many else "")
+    for folder in dict.fromkeys((*data.folders, *labels)):
+        label, seed = labels.get(folder, ("", 0))
+        of = "" if not (many and label) else label if folder in data.folders else f"{label}, seed {seed}"
         for path in sorted(folder.glob("*.png")):
             name = re.sub(r"^partition-\d+\.png$", "partition.png", path.name)  # of a comparison that has several
-            kind = "partition" if name == "partition.png" else "picture"
+            kind: Kind = "partition" if name == "partition.png" else "picture"
             pictures.append(Picture(path, CAPTIONS.get(name, _words(path.stem)), kind, of))
-        for path in sorted((folder / "analysis").rglob("*.png")):
-            pictures.append(_analysis(path, of))
-    order = {"partition": 0, "analysis": 1, "picture": 2}
-    own = set(found.folders)
-    return sorted(pictures, key=lambda one: (order[one.kind], one.path.parent not in own, one.kind == "partition"))
+        pictures += [_analysis(path, of) for path in sorted((folder / "analysis").rglob("*.png"))]
+    return sorted(pictures, key=lambda one: (_KINDS.index(one.kind), one.path.parent not in data.folders))
 
 
 def _analysis(path: Path, of: str) -> Picture:
@@ -78,9 +77,8 @@ def _analysis(path: Path, of: str) -> Picture:
         caption = str(about.get("title") or caption)
         note = str(about.get("text") or about.get("caption") or "")
     except (OSError, ValueError, AttributeError):
-        pass  # without one, its name has to do
-    table = path.with_suffix(".csv")
-    return Picture(path, caption, "analysis", of, note, table if table.exists() else None)
+        pass  # without the file, the picture's name is its caption
+    return Picture(path, caption, "analysis", of, note)
 
 
 def _words(stem: str) -> str:
@@ -88,59 +86,37 @@ def _words(stem: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def embed(pictures: Sequence[Picture], room: int) -> tuple[list[Drawn], list[str]]:
-    """As many as fit into so many bytes, and sentences on those that do not or cannot be read."""
-    opened, problems = [], []
-    seen: set[bytes] = set()
+def embed(pictures: Sequence[Picture]) -> tuple[list[Figure], list[str]]:
+    """Each different picture once, and sentences on those that are not shown."""
+    figures: dict[bytes, Figure] = {}
+    problems = []
     for picture in pictures[:_MOST]:
         try:
             content = picture.path.read_bytes()
-            if content in seen:
-                continue  # several runs' picture of the one partition
-            with Image.open(io.BytesIO(content)) as image:
-                opened.append((picture, image.convert("RGBA")))
-            seen.add(content)
+            if content not in figures:
+                figures[content] = _figure(picture, content)
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            problems.append(f"{picture.path} is no picture that can be shown: {error}.")
-    drawn: list[Drawn] = []
-    for width, colours in _SIZES:
-        drawn = [_small(picture, image, width, colours) for picture, image in opened]
-        if _bytes(drawn) <= room:
-            break
-    left = [picture.path for picture in pictures[_MOST:]]
-    while drawn and _bytes(drawn) > room:
-        left.insert(0, drawn.pop().picture.path)
-    if left:
-        names = ", ".join(map(str, left[:8])) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
-        problems.append(f"The page would be too large with all pictures; not shown: {names}.")
-    return drawn, problems
+            problems.append(f"{picture.path} cannot be shown as a picture: {error}.")
+    if left := pictures[_MOST:]:
+        problems.append(f"The page has the first {_MOST} pictures; not shown: {listed((p.path for p in left), 8)}.")
+    return list(figures.values()), problems
 
 
-def _bytes(drawn: Sequence[Drawn]) -> int:
-    return sum(len(one.uri) for one in drawn)
+def _figure(picture: Picture, content: bytes) -> Figure:
+    """Lossless WebP is a third of the PNG's size; fewer colours would merge those of the palette."""
+    webp = io.BytesIO()
+    with Image.open(io.BytesIO(content)) as image:
+        image.save(webp, "WEBP", lossless=True)
+        uri = f"data:image/webp;base64,{base64.b64encode(webp.getvalue()).decode()}"
+        return Figure(picture, uri, image.width, image.height, _table(picture.path.with_suffix(".csv")))
 
 
-def _small(picture: Picture, image: Image.Image, width: int, colours: int) -> Drawn:
-    flat = Image.new("RGB", image.size, "white")
-    flat.paste(image, mask=image.getchannel("A"))
-    if flat.width > width:
-        flat = flat.resize((width, max(1, round(flat.height * width / flat.width))), Image.Resampling.LANCZOS)
-    as_png, as_jpeg = io.BytesIO(), io.BytesIO()
-    flat.quantize(colours, dither=Image.Dither.NONE).save(as_png, "PNG", optimize=True)
-    best, kind = as_png, "png"
-    if flat.getcolors(4096) is None:  # photographs rather than lines
-        flat.save(as_jpeg, "JPEG", quality=82, optimize=True)
-        if as_jpeg.tell() < as_png.tell():
-            best, kind = as_jpeg, "jpeg"
-    uri = f"data:image/{kind};base64,{base64.b64encode(best.getvalue()).decode()}"
-    return Drawn(picture, uri, flat.width, flat.height)
-
-
-def table(path: Path) -> tuple[list[list[str]], int]:
-    """The first rows and columns of a CSV, and how many rows it has below its header."""
+def _table(path: Path) -> Table | None:
+    """The first rows and columns of a CSV file, if there is one."""
     try:
         with path.open(newline="") as file:
-            rows = [row[:_COLUMNS] for row in csv.reader(file)]
+            heads, *rows = [row[:_COLUMNS] for row in csv.reader(file)]
     except (OSError, ValueError, csv.Error):
-        return [], 0
-    return rows[: _ROWS + 1], max(0, len(rows) - 1)
+        return None
+    some = f", the first {_ROWS} of {len(rows)} rows" if len(rows) > _ROWS else ""
+    return Table(f"{path.name}{some}", heads, rows[:_ROWS])
