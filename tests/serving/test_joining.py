@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from promptfed import UserError, serving
 from promptfed.cli import serving as command
-from promptfed.data.partition import stratified
-from promptfed.flower import site as sites
+from promptfed.data.partitions import stratified
+from promptfed.data.site_images import SPLIT
 from promptfed.method import Method
 from promptfed.seeding import rng
 from promptfed.serving import joining
@@ -35,7 +35,7 @@ def held_back(site):
     """The images that the new site holds back for testing, and their classes."""
     files = sorted(site.rglob("*.png"))
     labels = np.array([NAMES.index(file.parent.name) for file in files])
-    test = np.sort(stratified([np.arange(len(files))], labels, sites.SPLIT, rng(0, "join"))[0].test)
+    test = np.sort(stratified([np.arange(len(files))], labels, SPLIT, rng(0, "join"))[0].test)
     return [files[i] for i in test], labels[test]
 
 

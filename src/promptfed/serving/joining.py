@@ -22,9 +22,8 @@ from .. import files, server
 from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
-from ..data import Dataset, Federation
+from ..data import Dataset, Federation, site_images
 from ..errors import UserError
-from ..flower.site import class_indices, share, source
 from ..method import State
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
@@ -109,7 +108,7 @@ def _fresh(run: Path, data: Path) -> Path:
 def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[build.Parts, Score, Score, State, Store]:
     """-> parts that include the new site, scores on its test data before and after, the state and what it remembers."""
     parts, client = held.parts, len(held.parts.federation.sites)
-    site = share(dataset, parts.config.seed)
+    site = site_images.split(dataset, parts.config.seed)
     # Empty sites for the others, so that the newcomer has a number of its own.
     parts = replace(parts, federation=Federation(dataset, (*[build.empty_site()] * client, site), {"name": "join"}))
     method, config = parts.method, parts.config
@@ -151,8 +150,8 @@ def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[buil
 def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
-    found = source(path)
-    known = class_indices(path, found.classes, its.classes)
+    found = site_images.read(path)
+    known = site_images.class_indices(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
         image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
