@@ -12,6 +12,7 @@ from scipy.stats import kstest, norm
 import promptfed
 from promptfed import UserError, methods, models
 from promptfed.clients.messages import Recipient, Request, Train, read_update
+from promptfed.clients.store import Store
 from promptfed.clients.wire import pack, unpack
 from promptfed.method import FedAvg
 from promptfed.methods import ALIASES, METHODS
@@ -174,7 +175,7 @@ def test_sites_take_noise_of_the_system_and_simulations_that_of_the_seed(tmp_pat
     apart = {"dataset": {"size": 16, "mean": (0.5,) * 3, "std": (0.5,) * 3}}
     apart |= {"consortium": {"clients": 2, "classes": NAMES}}
     for config, federation, seed in ((C.make(table), here, 5), (C.make(table, apart), None, None)):
-        host = build.make_host(build.assemble(config, federation), tmp_path / f"store {seed}")
+        host = build.make_host(build.assemble(config, federation), Store(tmp_path / f"store {seed}"))
         assert host.privacy == config.privacy
         assert host.noise_seed == seed
         host.close()

@@ -93,7 +93,7 @@ def test_selections_of_one_client_and_of_one_that_is_not_on_record(finished, tmp
 
 def test_what_is_recorded_of_selections_are_the_final_ones_of_the_run(finished, tmp_path):
     opened = Opened(finished("sgpt"))
-    for one in opened.run.lines[-1]["aggregated"]["clients"]:
+    for one in opened.lines[-1]["aggregated"]["clients"]:
         groups = assigned(opened, *opened.own(one["client"]))
         assert one["groups"] == np.bincount(groups).tolist()
     opened.close()

@@ -17,7 +17,7 @@ def test_weights_are_those_of_the_next_round(finished, tmp_path, name):
     rows = made(finished(name), "helps", tmp_path / "out")
     opened = Opened(finished(name))
     old = {client: data_prompt(opened.method, opened.work(client).params) for client in range(4)}
-    new = {client: data_prompt(opened.method, opened.trained(client)[1]) for client in range(4)}
+    new = {client: data_prompt(opened.method, opened.after_local(client)[1]) for client in range(4)}
     opened.close()
     shutil.copytree(finished(name), tmp_path / "copy")
     promptfed.run(out=tmp_path / "copy", resume=True, rounds=2)

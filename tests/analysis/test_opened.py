@@ -28,7 +28,7 @@ def test_clients_score_as_they_did_in_the_last_evaluation(finished, name):
     before = digests(folder)
     recorded = json.loads((folder / "result.json").read_text())["clients"]
     opened = Opened(folder)
-    for stage, of in (("aggregated", opened.own), ("after_local_all", opened.trained)):
+    for stage, of in (("aggregated", opened.own), ("after_local_all", opened.after_local)):
         for row in recorded.get(stage, []):
             work, params = of(row["client"])
             samples = opened.host.samples(opened.federation.sites[row["client"]].test)
@@ -50,10 +50,10 @@ def test_what_clients_remember_cannot_be_written(finished):
 
 def test_clients_that_are_asked_for(finished):
     opened = Opened(finished("pfedpt"))
-    assert opened.clients(Options()) == [0, 1, 2, 3]
-    assert opened.clients(Options((2, 1))) == [2, 1]
+    assert opened.chosen(Options()) == [0, 1, 2, 3]
+    assert opened.chosen(Options((2, 1))) == [2, 1]
     with pytest.raises(UserError, match="--client = 7 must be 0 to 3"):
-        opened.clients(Options((7,)))
+        opened.chosen(Options((7,)))
     opened.close()
 
 

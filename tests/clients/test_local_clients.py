@@ -215,7 +215,7 @@ def heard_of(method, tmp_path, block=1, workers=1):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_client_is_heard_of_when_it_is_asked_and_when_it_answers(tmp_path, workers):
     begun_at = time.monotonic()
-    notices, line = heard_of({"name": "fedavg", "epochs": 1}, tmp_path, workers=workers)
+    notices, line = heard_of({"name": "fedmix", "epochs": 1}, tmp_path, workers=workers)
     whole = time.monotonic() - begun_at
     sites = json.loads((tmp_path / "run/result.json").read_text())["sites"]
     for ask in ("enroll", "train", "evaluate"):
@@ -230,6 +230,11 @@ def test_every_client_is_heard_of_when_it_is_asked_and_when_it_answers(tmp_path,
     assert recorded == [(client, pytest.approx(trained[client].seconds, abs=1e-4)) for client in range(4)]
     enrolled = [n.seconds for n in notices if n.ask == "enroll" and n.seconds is not None]
     assert max(enrolled) < whole / 4, "a worker's start, which imports torch, is not its first client's time"
+
+
+def test_clients_with_nothing_to_tell_are_not_enrolled(tmp_path):
+    notices, _ = heard_of({"name": "fedavg", "epochs": 1}, tmp_path)
+    assert {notice.ask for notice in notices} == {"train", "evaluate"}
 
 
 def test_a_failure_is_heard_with_its_reason(tmp_path):

@@ -253,7 +253,7 @@ class Sites(Loopback):
 @pytest.fixture
 def two(tmp_path):
     server, parts = consortium(tmp_path, clients=2)
-    residents = [Resident(sites.Place.open(site(server, tmp_path, client))) for client in range(2)]
+    residents = [Resident(sites.SiteFolder.open(site(server, tmp_path, client))) for client in range(2)]
     grid = Sites(residents)
     yield parts, grid, residents
     for resident in residents:
@@ -283,7 +283,7 @@ def test_a_site_that_comes_back_with_another_model_is_left_out(two):
     sent = {client: parts.method.down(state, client) for client in range(2)}
     assert [u.error for u in clients.train(sent, 1, score=False)[0]] == ["", ""]
     name = "class_token" if "class_token" in residents[1].parts.model.weights else next(iter(parts.model.weights))
-    again = Resident(residents[1].place)
+    again = Resident(residents[1].site)
     again.parts.model.weights[name] = again.parts.model.weights[name] + 1
     residents[1].close()
     residents[1] = again

@@ -250,7 +250,7 @@ def test_at_most_sixteen_prompts_are_shown() -> None:
     few = prompts._some(list(range(100, 600)))
     assert len(few) == prompts.MOST
     assert (few[0], few[-1]) == (100, 599)
-    run = Run(Path("a"), {}, [], [])
+    run = Run(Path("a"))
     some = prompts.Prompts(7, image, np.ones((4, 4), bool), dict.fromkeys(few, image), 500)
     figure = prompts.draw(run, some)
     assert sum(bool(axes.images) for axes in figure.axes) == 1 + 2 * prompts.MOST

@@ -97,7 +97,7 @@ def grad_cam(score: Tensor, layer: Tensor) -> np.ndarray:
 
 
 def attention(opened: Opened, options: Options) -> Found:
-    client = opened.clients(options, "test", 1)[0]
+    client = opened.chosen(options, "test", 1)[0]
     model, tuning = opened.model, opened.method.tuning
     site, data = opened.federation.sites[client], opened.federation.dataset
     index = different(data.labels, site.test, min(options.images or IMAGES, CHUNK))
@@ -135,7 +135,7 @@ def attention(opened: Opened, options: Options) -> Found:
     if with_.prompt.any():
         text += f" With the prompt, {100 * with_.prompt.mean():.0f} % of the attention goes to prompt tokens."
     pictures = data.images[index]
-    figure = draw(f"{opened.run.title}\n{where}, client {client}", data.classes, pictures, labels, without, with_)
+    figure = draw(f"{opened.title}\n{where}, client {client}", data.classes, pictures, labels, without, with_)
     return Found(figure, rows, title, text)
 
 

@@ -66,9 +66,7 @@ def embedded(opened: Opened, options: Options) -> Found:
     style.dress(axes, x="t-SNE 1", y="t-SNE 2", grid="both")
     axes.tick_params(labelbottom=False, labelleft=False, length=0)
     figure.legend(loc="outside right upper", title="client", fontsize=9, title_fontsize=9, frameon=False)
-    style.title(
-        figure, f"{opened.run.title}\n{len(images)} pure colours under each client's model; silhouette {apart:.2f}"
-    )
+    style.title(figure, f"{opened.title}\n{len(images)} pure colours under each client's model; silhouette {apart:.2f}")
     return Found(figure, rows, title, text)
 
 
@@ -85,7 +83,7 @@ def predicted(opened: Opened, options: Options) -> Found:
         bare.append(opened.probabilities(work, params, samples, tuning).mean(0) if tuning else None)
     if all(np.array_equal(said[0], one) for one in said):
         raise UserError(f'colours-labels: under "{opened.config.method.name}" all clients have the same model')
-    shares = opened.shares()[clients]
+    shares = opened.label_shares()[clients]
     near = cosine(np.stack(said), shares)  # (clients, clients)
     own, others = near.diagonal(), _others(near)
     alone = [
@@ -115,7 +113,7 @@ def predicted(opened: Opened, options: Options) -> Found:
 
 
 def _several(opened: Opened, options: Options) -> list[int]:
-    clients = opened.clients(options)
+    clients = opened.chosen(options)
     if len(clients) < 2:
         raise UserError(f"pure colours compare clients: there must be at least two, and there is {len(clients)}")
     return clients
@@ -156,5 +154,5 @@ def _similarities(
     bars.tick_params(axis="y", labelleft=False, length=0)
     bars.set_xlim(0, 1.02)
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=9, frameon=False)
-    style.title(figure, f"{opened.run.title}\nclasses predicted on pure colours against label distributions", size=10)
+    style.title(figure, f"{opened.title}\nclasses predicted on pure colours against label distributions", size=10)
     return figure

@@ -26,11 +26,11 @@ _WRITTEN = 400  # cells up to which each one shows its count
 
 
 def groups(opened: Opened, options: Options) -> Found:
-    clients = opened.clients(options, "test", len(opened.federation.sites))
+    clients = opened.chosen(options, "test", len(opened.federation.sites))
     data, sites = opened.federation.dataset, opened.federation.sites
     before = {client: assigned(opened, *opened.own(client)) for client in clients}
-    able = [client for client in opened.clients(Options(options.clients), "test") if len(sites[client].train)]
-    kept = {client: float((assigned(opened, *opened.trained(client)) == before[client]).mean()) for client in able}
+    able = [client for client in opened.chosen(Options(options.clients), "test") if len(sites[client].train)]
+    kept = {client: float((assigned(opened, *opened.after_local(client)) == before[client]).mean()) for client in able}
     index = np.concatenate([sites[client].test for client in clients])
     chosen = np.concatenate([before[client] for client in clients])
     count = max(int(chosen.max()) + 1, getattr(opened.method.tuning, "groups", 0))
@@ -131,5 +131,5 @@ def draw(opened: Opened, counts: np.ndarray, names: tuple[str, ...], what: str, 
     bars.set_xlim(0, 100)
     style.dress(bars, x="keep their group after\na local round (% of test)", y="client", grid="x")
     used = f"{(counts.sum(1) > 0).sum()} of {len(counts)} groups selected by {counts.sum()} test samples"
-    style.title(figure, f"{opened.run.title}\n{used}", size=10)
+    style.title(figure, f"{opened.title}\n{used}", size=10)
     return figure

@@ -31,7 +31,7 @@ def helps(opened: Opened, options: Options) -> Found:
         raise UserError(
             f'helps: weights of other clients are DP2FL\'s, and the run is of "{opened.config.method.name}"'
         )
-    helpers = opened.clients(options, "train", MOST)
+    helpers = opened.chosen(options, "train", MOST)
     helped = [client for client in helpers if f"val.{client}.x" in state]  # nobody else has a data prompt of its own
     if not helped:
         raise UserError("helps: no client has validation data")
@@ -41,7 +41,7 @@ def helps(opened: Opened, options: Options) -> Found:
     begun: dict[int, Params] = {}
     made: list[Params] = []
     for i, client in enumerate(helpers):
-        work, params = opened.trained(client)
+        work, params = opened.after_local(client)
         ctx = context(work, opened.model)
         with torch.no_grad():
             found = method.losses(opened.model, params, sets, ctx)
@@ -116,5 +116,5 @@ def draw(opened: Opened, helped: list[int], helpers: list[int], weights: np.ndar
     axes.set_xlabel("helper: client whose trained data prompt is weighed", fontsize=10)
     axes.set_ylabel("client that is helped", fontsize=10)
     figure.colorbar(drawn, ax=axes, label="weight", pad=0.02).ax.tick_params(labelsize=8)
-    style.title(figure, f"{opened.run.title}\nweights in the clients' data prompts, in the round after the last")
+    style.title(figure, f"{opened.title}\nweights in the clients' data prompts, in the round after the last")
     return figure

@@ -25,15 +25,15 @@ def leakage(opened: Opened, options: Options) -> Found:
     method, init = opened.method, opened.host.init
     if not method.shared(init) or not method.schedule(opened.as_of):
         raise UserError(f'leakage: under "{opened.config.method.name}" clients upload nothing that they have trained')
-    clients = opened.clients(options)
+    clients = opened.chosen(options)
     index = pooled(opened, options.images or IMAGES)
     samples = opened.host.samples(index)
     labels = opened.federation.dataset.labels[index]
     hides = bool(method.kept(init))
-    shares = opened.shares()[clients]
+    shares = opened.label_shares()[clients]
     upload, complete = [], []
     for client in clients:
-        work, params = opened.trained(client)
+        work, params = opened.after_local(client)
         known = {**init, **method.shared(params)}  # what stays with the client has the value that everyone begins with
         upload.append(inferred(opened.probabilities(work, known, samples, unprompted(method.tuning)), labels))
         complete.append(inferred(opened.probabilities(work, params, samples), labels))
@@ -107,7 +107,5 @@ def draw(
     style.dress(axes, x="cosine similarity of inferred and true label distribution", y="client", grid="x")
     axes.set_xlim(0, 1.02)
     figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    style.title(
-        figure, f"{opened.run.title}\nlabel distributions inferred on balanced data, after one more local round"
-    )
+    style.title(figure, f"{opened.title}\nlabel distributions inferred on balanced data, after one more local round")
     return figure

@@ -1,58 +1,33 @@
-"""A finished run, opened again: its parts, its state and every client's model. Nothing in its folder is changed."""
+"""A finished run or a comparison as analyses look at it: clients' models, their features and predictions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import params as P
 from .. import server
 from ..clients.frozen import normalisation
-from ..clients.host import Host
-from ..clients.store import Store
-from ..clients.wire import unpack
-from ..data import Federation
 from ..errors import UserError
-from ..method import Method, State, split_once
 from ..methods import peel
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
 from ..phases import Batch, Context, Phase
-from ..report.runs import Run
 from ..runs import build, comparison
-from ..runs import config as C
+from ..runs.opened import Run
 from ..training import Samples, Work, chunks, context, train
 from ..tuning import PrivatePrompt, Tuning, Wrapper
 from .base import Options
 
 MOST = 10  # clients that are looked at unless some are named
-
-
-class Reading(Store):
-    """What clients remember, with no way to change it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._env = lmdb.open(str(path), readonly=True, lock=False, readahead=False)
-        except lmdb.Error as error:
-            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
-
-    def put(self, round: int, values: Mapping[int, Params]) -> None:
-        raise TypeError("a finished run is only read")
-
-    def add(self, digest: str, blob: bytes) -> None:
-        raise TypeError("a finished run is only read")
 
 
 class Bare(Tuning):
@@ -74,88 +49,30 @@ def unprompted(tuning: Tuning) -> Tuning:
     return tuning.model_copy(update={"inner": unprompted(tuning.inner)}) if isinstance(tuning, Wrapper) else tuning
 
 
-@dataclass
-class Opened:
-    """A run's folder. What is on record is read at once, data and models when they are first asked for."""
+class Opened(Run):
+    """A finished run as analyses look at it."""
 
-    folder: Path
-
-    def __post_init__(self) -> None:
-        if not (self.folder / "config.toml").exists():
-            raise UserError(f'"{self.folder}" holds neither a run nor a comparison')
-
-    @cached_property
-    def run(self) -> Run:
-        return Run.read(self.folder)
-
-    @cached_property
-    def config(self) -> C.Config:
-        """As it was; on whatever device there is here."""
-        return C.make(C.read(self.folder / "config.toml"), {"engine": {"device": "auto"}})
-
-    @cached_property
-    def federation(self) -> Federation:
-        return build.split(self.config, self.folder / "partition.json")
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        if not self.settings:
+            raise UserError(f'"{folder}" holds neither a run nor a comparison')
 
     @cached_property
     def parts(self) -> build.Parts:
-        if not (self.folder / "result.json").exists():
+        if self.result is None:
             raise UserError(f'the run in "{self.folder}" is not finished: it has no result.json')
-        return build.assemble(self.config, self.federation)
-
-    @property
-    def method(self) -> Method:
-        return self.parts.method
-
-    @property
-    def model(self) -> Model:
-        return self.parts.model
-
-    @cached_property
-    def _checkpoint(self) -> tuple[State, int]:
-        state, note = unpack((self.folder / "checkpoint.safetensors").read_bytes())
-        return state, int(note["round"])
-
-    @property
-    def state(self) -> State:
-        """The server's, behind the last round."""
-        return self._checkpoint[0]
-
-    @property
-    def as_of(self) -> int:
-        """The round that would come next: clients' state is that of the last evaluation."""
-        return self._checkpoint[1] + 1
-
-    @cached_property
-    def host(self) -> Host:
-        parts, config = self.parts, self.config
-        build.limit_threads(config.engine.threads, parts.device)
-        store = Reading(self.folder / "clients")
-        budget = config.engine.frozen_gb * 1e9
-        return Host(
-            method=parts.method,
-            model=parts.model,
-            federation=parts.federation,
-            store=store,
-            seed=config.seed,
-            device=parts.device,
-            frozen_bytes=budget,
-        )
-
-    def close(self) -> None:
-        if "host" in self.__dict__:
-            self.host.close()
+        return super().parts
 
     # ---- clients
 
-    def clients(self, options: Options, having: str = "train", most: int = MOST) -> list[int]:
-        """Those that are asked for; otherwise some of those that have a model, and samples in that split."""
+    def chosen(self, options: Options, having: str = "train", most: int = MOST) -> list[int]:
+        """The clients asked for; otherwise some of those that have a model, and samples in that split."""
         join = self.config.join.round
         plan = server.Plan(self.config.rounds, 1.0, 0, newcomers=self.parts.newcomers, join_round=join)
         ids = range(len(self.federation.sites))
         able = [
             client
-            for client in plan.serve(self.method, ids, self.as_of - 1)
+            for client in plan.serve(self.method, ids, self.round)
             if len(getattr(self.federation.sites[client], having))
         ]
         words = {"train": "training data", "test": "test data"}[having]
@@ -167,20 +84,13 @@ class Opened:
             raise UserError(f"no client has a model and {words}")
         return list(options.clients) or some(able, most)
 
-    def work(self, client: int) -> Work:
-        """The client as it stands after the run."""
-        always, once = split_once(self.method.down(self.state, client))
-        work = self.host.work(client, P.to(always, self.host.device), self.as_of)
-        work.once = P.to(once, self.host.device)
-        return work
-
     def own(self, client: int) -> tuple[Work, Params]:
         """The client, and the parameters of its evaluation: adapted, where the method adapts."""
         work = self.work(client)
         return work, self._trained(work, self.method.adapt()).params if self.method.adapt() else work.params
 
-    def trained(self, client: int) -> tuple[Work, Params]:
-        """The client, and its parameters after one more round of local training, which nobody hears of."""
+    def after_local(self, client: int) -> tuple[Work, Params]:
+        """The client, and its parameters after one more round of local training, which is sent to nobody."""
         work = self.work(client)
         done = self._trained(work, self.method.schedule(self.as_of))
         ctx = context(work, self.model, stats=done.stats)
@@ -193,7 +103,7 @@ class Opened:
     # ---- predictions
 
     def samples(self, images: np.ndarray) -> Samples:
-        """Images (n, C, H, W) uint8 of one's own making, with what is frozen of them."""
+        """Images (n, C, H, W) uint8 that are in no dataset, with the outputs of frozen layers."""
         mean, std = normalisation(self.model, self.federation.dataset, self.host.device)
         x = torch.from_numpy(np.array(images)).to(self.host.device)
         nothing = Samples(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), mean, std)
@@ -238,14 +148,14 @@ class Opened:
             found = [tuning.logits(self.model, params, batch, ctx) for batch, ctx in self.batches(work, samples)]
         return torch.cat(found).softmax(1).double().cpu().numpy()
 
-    def shares(self) -> np.ndarray:
+    def label_shares(self) -> np.ndarray:
         """Each client's label distribution in training, (clients, classes); zero where there is nothing."""
         counts = self.federation.label_counts("train")
         return np.asarray(counts / counts.sum(1, keepdims=True).clip(1))
 
     def names(self, clients: Sequence[int]) -> list[str]:
         """Their names, or numbers where they have no names of their own."""
-        names = [self.run.name(client) for client in clients]
+        names = [self.name(client) for client in clients]
         if all(name == f"client-{client}" for name, client in zip(names, clients, strict=True)):
             return [str(client) for client in clients]
         return [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
@@ -276,7 +186,10 @@ class One:
 
     label: str
     run: Run
-    numbers: dict[str, Any]  # result.json
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return self.run.result or {}
 
 
 @dataclass(frozen=True)
@@ -295,7 +208,7 @@ class Comparison:
         for result in sorted(folder.glob("*/result.json")):
             slug = result.parent.name.rsplit("-seed", 1)[0]
             label = labels.get(slug, slug)
-            found.append(One(label, Run.read(result.parent), json.loads(result.read_text())))
+            found.append(One(label, Run(result.parent)))
         places = {labels[slug]: i for i, slug in enumerate(order)}
         return cls(folder, sorted(found, key=lambda one: places.get(one.label, len(places))))
 

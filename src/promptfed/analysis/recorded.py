@@ -29,7 +29,7 @@ _WORDS = {
 
 def drift(opened: Opened, options: Options) -> Found:
     """pFedPT, Fig. 7: how far each role of parameters moves in a client's training, round by round (L2)."""
-    lines = [line for line in opened.run.lines if "moved" in line]
+    lines = [line for line in opened.lines if "moved" in line]
     rows = [
         {"round": line["round"], "client": one["client"], "role": role, "moved": value}
         for line in lines
@@ -81,7 +81,7 @@ def _drift(opened: Opened, rows: list[dict[str, Any]], roles: list[str]) -> Figu
     )
     style.dress(grid[-1], x="communication round", y=grid[-1].get_ylabel())
     style.rounds_axis(grid[-1], max(row["round"] for row in rows))
-    style.title(figure, f"{opened.run.title}\nhow far a client's parameters move in a round of training")
+    style.title(figure, f"{opened.title}\nhow far a client's parameters move in a round of training")
     return figure
 
 
@@ -90,7 +90,7 @@ def _drift(opened: Opened, rows: list[dict[str, Any]], roles: list[str]) -> Figu
 
 def clients(opened: Opened, options: Options) -> Found:
     """Accuracy of every client, in the last evaluation of each stage."""
-    run = opened.run
+    run = opened
     found: dict[str, dict[int, float]] = {}
     rows = []
     for stage in STAGES:
@@ -156,7 +156,7 @@ def _bars(opened: Opened, found: dict[str, dict[int, float]]) -> Figure:
         fontsize=9,
         frameon=False,
     )
-    style.title(figure, opened.run.title)
+    style.title(figure, opened.title)
     return figure
 
 

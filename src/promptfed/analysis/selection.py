@@ -26,7 +26,7 @@ def selection(opened: Opened, options: Options) -> Found:
     rows = [
         {
             "client": client,
-            "name": opened.run.name(client),
+            "name": opened.name(client),
             "group": group,
             "mean": float(mean),
             "std": float(std),
@@ -67,7 +67,7 @@ Counts = dict[int, np.ndarray]  # round -> test samples that select each group, 
 def recorded(opened: Opened, options: Options) -> dict[int, Counts]:
     """Of each client that has test data and was evaluated at least twice, in the order of rounds."""
     found: dict[int, dict[int, list[int]]] = {}
-    for line in opened.run.lines:
+    for line in opened.lines:
         for stage in ("aggregated", "newcomers_aggregated"):
             for one in line.get(stage, {"clients": ()})["clients"]:
                 if any(one.get("groups", ())):
@@ -127,7 +127,7 @@ def draw(opened: Opened, counts: Mapping[int, Counts], changes: Mapping[int, Map
         bars, x="group", y=f"test samples of client {name}\n(mean and std over {len(counts[client])} evaluations)"
     )
     _changes(lines, changes)
-    style.title(figure, f"{opened.run.title}\nhow steadily clients select their groups", size=10)
+    style.title(figure, f"{opened.title}\nhow steadily clients select their groups", size=10)
     return figure
 
 

@@ -49,8 +49,7 @@ def _numbers(folder: Path, clients: list[str]) -> tuple[int, ...]:
     """Numbers of clients that are given so, or by the names of their sites."""
     if not clients:
         return ()
-    from ..report.runs import Run
-    from ..serving.runs import number
+    from ..runs.opened import Run
 
-    names = [share.name for share in Run.read(folder).shares]
-    return tuple(number(client, names) for client in clients)
+    run = Run(folder)
+    return tuple(run.number(client) for client in clients)

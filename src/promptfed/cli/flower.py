@@ -28,7 +28,7 @@ app = typer.Typer(help="Federated learning between real sites, on Flower.", no_a
 console = Console()
 
 Folder = Annotated[Path, typer.Argument(metavar="CONSORTIUM", help="the consortium's folder at the server")]
-SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
+SiteArgument = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="without TLS and keys, on this machine alone: for trying things out")
 ]
@@ -217,7 +217,7 @@ def submit(
 
 @app.command()
 def site(
-    folder: SiteFolder,
+    folder: SiteArgument,
     agreed: Annotated[Path, typer.Option("--consortium", help="the consortium.toml that the server's engineer sent")],
     client: Annotated[int, typer.Option("--client", min=0, help="which client of the consortium this is")],
     data: Annotated[Path, typer.Option("--data", help="this site's images: class/*.jpg")],
@@ -252,7 +252,7 @@ def site(
         files[certificates.CA] = certificates.pem(certificates.read_authority(authority))
     try:
         with _whole(folder, files):
-            found = site_folder.Place.open(folder).parts()
+            found = site_folder.SiteFolder.open(folder).parts()
             public = certificates.make_pair(folder)
     except OSError as error:
         raise UserError(f'"{error.filename}" cannot be read: {error.strerror}') from None
@@ -300,13 +300,13 @@ def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
 
 
 @app.command()
-def check(folder: SiteFolder) -> None:
+def check(folder: SiteArgument) -> None:
     """Look whether everything is here: images, weights, keys; and how much has been revealed."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import site as site_folder
 
-    place = site_folder.Place.open(folder)
+    place = site_folder.SiteFolder.open(folder)
     for name in (certificates.CA, certificates.KEY):
         if not (folder / name).exists():
             whence = (
@@ -322,14 +322,14 @@ def check(folder: SiteFolder) -> None:
 
 
 @app.command()
-def node(folder: SiteFolder, insecure: Insecure = False) -> None:
+def node(folder: SiteArgument, insecure: Insecure = False) -> None:
     """Take part, until it is stopped."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import node as flower_node
-    from ..flower.site import Place
+    from ..flower.site import SiteFolder
 
-    place = Place.open(folder)
+    place = SiteFolder.open(folder)
     if not insecure and not (place.folder / certificates.CA).exists():
         raise UserError(f'"{place.folder / certificates.CA}" is missing: it comes with the consortium.toml')
     flower_node.run(place, insecure, _say)

@@ -85,3 +85,20 @@ class Store:
 
     def close(self) -> None:
         self._env.close()
+
+
+class ReadOnlyStore(Store):
+    """What the clients of a finished run remember. Nothing is written, not even a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._env = lmdb.open(str(path), readonly=True, lock=False, create=False, readahead=False)
+        except lmdb.Error as error:
+            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+
+    def put(self, round: int, values: Mapping[int, Params]) -> None:
+        raise TypeError("a finished run is only read")
+
+    def add(self, digest: str, blob: bytes) -> None:
+        raise TypeError("a finished run is only read")

@@ -14,13 +14,9 @@ from ..clients.messages import Evaluate, EvaluateResult, Result, Second, Task, T
 from ..clients.once import Packing
 from ..errors import UserError
 from ..params import Params
-from . import wire as wire  # first: it tells Flower to keep quiet
+from . import wire
+from ._flwr import ErrorCode, Grid, Message, RecordDict
 from .app import differing
-
-# isort: split
-from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 
 
 @dataclass(frozen=True)

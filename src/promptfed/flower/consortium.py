@@ -47,7 +47,8 @@ run = "first"
 _FILES = {
     "consortium_app/__init__.py": "",
     "consortium_app/server.py": "from promptfed.flower.server import server_app as server_app\n",
-    "consortium_app/site.py": "from promptfed.flower.simulation import site_app as site_app\n",
+    # Flower wants a ClientApp, and nodes use none that comes from the server (node.py).
+    "consortium_app/site.py": "from flwr.clientapp import ClientApp\n\nsite_app = ClientApp()\n",
 }
 
 

@@ -21,34 +21,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from . import certificates
-from .consortium import APP, DATABASE, TLS, read
-from .server import FOLDER, LINK
-
-# isort: split
 import httpx
 import uvicorn
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import ISOLATION_MODE_SUBPROCESS, TRANSPORT_TYPE_GRPC_RERE
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
+
+from ..errors import UserError
+from . import certificates
+from ._flwr import (
+    ISOLATION_MODE_SUBPROCESS,
+    TRANSPORT_TYPE_GRPC_RERE,
+    ControlHttpClient,
+    Fab,
+    FlowerError,
     ListNodesRequest,
     ListRunsRequest,
+    NodeStatus,
     RegisterNodeRequest,
+    RuntimeVersionHttpInterceptor,
     StartRunRequest,
     StopRunRequest,
+    SuperLinkLifespan,
+    SuperLinkLifespanConfig,
+    build_fab_from_disk,
+    create_app,
+    fab_to_proto,
+    get_uvicorn_log_config,
+    load_control_authn_plugin,
+    public_key_to_bytes,
+    user_config_to_proto,
 )
-from flwr.supercore.constant import NodeStatus
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
-from flwr.supercore.fab import Fab
-from flwr.supercore.http_logging import get_uvicorn_log_config
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
-from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
-from flwr.superlink.main import create_app
+from .consortium import APP, DATABASE, TLS, read
+from .server import FOLDER, LINK
 
 _Scope = MutableMapping[str, Any]
 _App = Callable[[_Scope, Any, Any], Awaitable[None]]

@@ -24,65 +24,68 @@ from logging import WARNING
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import httpx
+
 from .. import files
 from ..errors import UserError
-from .app import Resident, client_app
-from .certificates import PUBLIC, write_private
-from .site import Place
-from .supernode import LOG, SuperNode
-from .wire import TYPES
-
-# isort: split
-import httpx
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
-from flwr.common.logger import log
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
+from ._flwr import (
+    AcquireTaskRequest,
+    ClientApp,
+    Context,
+    HeartbeatSender,
+    Message,
+    RuntimeHttpClient,
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
+    SendTaskHeartbeatRequest,
+    SubStatus,
     SuperExecAuthHttpInterceptor,
+    TaskType,
+    log,
+    pull_task_input,
+    push_message,
+    push_task_output,
 )
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from .app import Resident, client_app
+from .certificates import PUBLIC, write_private
+from .site import SiteFolder
+from .supernode import LOG, SuperNode
+from .wire import TYPES
 
 _POLL = 0.1  # seconds between looks for a task
 _GHOST = 90.0  # seconds: for up to 60 Flower takes a killed node for one that is there, and refuses it a second time
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-def run(place: Place, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
+def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
     """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
-    place.private()
+    site.private()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by way of what has to be put away
-    with _alone(place):
-        resident = Resident(place)
+    with _alone(site):
+        resident = Resident(site)
         try:
-            _keep_up(place, client_app(resident), insecure, said)
+            _keep_up(site, client_app(resident), insecure, said)
         except KeyboardInterrupt:
             said("stopped; what is private is kept")
         finally:
             resident.close()
 
 
-def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
+def _keep_up(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
     """For a minute Flower takes a node that was killed for one that is there, and refuses it a second time."""
     until: float | None = None  # of refusals, from the first on: to connect may have taken long
     while True:
-        node, code = _attend(place, app, insecure, said)
+        node, code = _attend(site, app, insecure, said)
         if until is None or node.connected:
             until = time.monotonic() + _GHOST
         if node.fault:
             raise UserError(node.fault)
         if not node.refused and not node.connected:
-            raise UserError(f"the SuperNode has ended (exit code {code}): {place.folder / LOG} says why")
+            raise UserError(f"the SuperNode has ended (exit code {code}): {site.folder / LOG} says why")
         if time.monotonic() > until:
             raise UserError(
-                f"the SuperLink refuses this site: its key is not admitted (send {place.folder / PUBLIC} to the "
+                f"the SuperLink refuses this site: its key is not admitted (send {site.folder / PUBLIC} to the "
                 "server's engineer), or another node has it"
             )
         refused = "the SuperLink refuses this site so far: not admitted, or its last node ended a moment ago"
@@ -91,9 +94,9 @@ def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str],
 
 
 @contextmanager
-def _alone(place: Place) -> Iterator[None]:
+def _alone(site: SiteFolder) -> Iterator[None]:
     """One node at a time has the site's folder."""
-    held = place.folder / ".node"
+    held = site.folder / ".node"
     try:
         with files.lock(held, seconds=0) as file:
             file.truncate(0)
@@ -104,12 +107,12 @@ def _alone(place: Place) -> Iterator[None]:
         raise UserError(f"this site's node is running already (process {held.read_text().strip()})") from None
 
 
-def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:
+def _attend(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:
     """Answers for one SuperNode until it ends; -> it, and its exit code"""
-    with tempfile.TemporaryDirectory(dir=place.folder, prefix=".node-") as scratch:
+    with tempfile.TemporaryDirectory(dir=site.folder, prefix=".node-") as scratch:
         secret, port = secrets.token_bytes(32), _free_port()
         write_private(Path(scratch) / "secret", secret)
-        node = SuperNode(place, insecure, port, Path(scratch), said)
+        node = SuperNode(site, insecure, port, Path(scratch), said)
         try:
             serve(app, f"127.0.0.1:{port}", secret, node.alive, said)
         finally:

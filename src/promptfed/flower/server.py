@@ -21,14 +21,10 @@ from ..runs import config as C
 from ..runs.build import Parts
 from ..runs.record import View
 from ..server import Line
+from ._flwr import Context, Grid, ServerApp, log
 from .clients import FlowerClients
 from .simulation import expected
 from .site import AGREED, run_name
-
-# isort: split
-from flwr.app import Context
-from flwr.common.logger import log
-from flwr.serverapp import Grid, ServerApp
 
 LINK = "PROMPTFED_LINK"  # the environment variable that has the number of the SuperLink's process
 _HANDOVER = 15.0  # seconds in which the process of a SuperLink that was killed must have let go of a run

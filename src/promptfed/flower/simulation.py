@@ -16,15 +16,9 @@ from typing import Any
 
 from ..errors import UserError
 from ..runs.build import Parts, worker_count
-from .app import at_site, client_app, fingerprint, simulated
+from ._flwr import ClientApp, Context, Grid, ServerApp
+from .app import client_app, fingerprint, simulated
 from .clients import Expected, FlowerClients
-
-# isort: split
-from flwr.app import Context
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-
-site_app = client_app(at_site)  # what a SuperNode runs
 
 
 def expected(parts: Parts, nodes: Mapping[int, int] | None = None) -> Expected:
@@ -91,7 +85,7 @@ class Simulation:
 
     The round loop stays where it is, in the caller's thread: errors and Ctrl-C reach the user as with any engine.
     It starts a Ray, which Flower shuts down in the end. Ray listens on all of the machine's addresses, whichever it is
-    told to use; only who knows the token made for this process is answered (flower_wire.py).
+    told to use; only who knows the token made for this process is answered (_flwr.py).
     """
 
     def __init__(self, app: ClientApp, nodes: int, workers: int, gpus: float = 0.0) -> None:
@@ -137,7 +131,7 @@ class Simulation:
             os.environ["PYTHONPATH"] = self._python_path
 
     def _run(self, app: ClientApp, nodes: int, config: Any) -> None:
-        from flwr.simulation import run_simulation
+        from ._flwr import run_simulation  # slow to import
 
         server = ServerApp()
 
@@ -157,4 +151,4 @@ class Simulation:
             logger.setLevel(before)
 
 
-__all__ = ["Simulation", "describe", "expected", "simulate", "site_app"]
+__all__ = ["Simulation", "describe", "expected", "simulate"]

@@ -12,9 +12,6 @@ the message by then: its own limit is that of gRPC.)
 from __future__ import annotations
 
 import math
-import os
-import secrets
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -43,21 +40,7 @@ from ..clients.messages import (
 from ..clients.wire import unpack
 from ..errors import UserError
 from ..params import Params
-
-# Flower and Ray read these as they are imported. Nothing is to be sent to or fetched from anywhere but the federation.
-_SETTINGS = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_worker_niceness": "0",  # Ray's processes are where the work is done
-}
-if "ray" not in sys.modules:  # else it has made up its mind, and would be refused by the processes it starts
-    _SETTINGS |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-for _name, _value in _SETTINGS.items():
-    os.environ.setdefault(_name, _value)
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict  # noqa: E402
+from ._flwr import Array, ArrayRecord, ConfigRecord, RecordDict
 
 VERSION: Literal[2] = 2
 # What is asked, as Flower's category and action.

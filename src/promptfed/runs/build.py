@@ -128,7 +128,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         hosts = [Worker(description) for _ in range(count)]
     else:
         limit_threads(engine.threads, parts.device)
-        hosts = [make_host(parts, folder / "clients")]
+        hosts = [make_host(parts, Store(folder / "clients"))]
     return LocalClients(sizes, hosts, engine.block)
 
 
@@ -158,16 +158,16 @@ def host_from(description: dict[str, Any]) -> Host:
     dataset = Dataset.open(Path(description["dataset"]))
     parts = assemble(config, Federation.load(Path(description["partition"]), dataset))
     limit_threads(config.engine.threads, parts.device)
-    return make_host(parts, Path(description["store"]))
+    return make_host(parts, Store(Path(description["store"])))
 
 
-def make_host(parts: Parts, store: Path, kind: Callable[..., Host] = Host) -> Host:
+def make_host(parts: Parts, store: Store, kind: Callable[..., Host] = Host) -> Host:
     config = parts.config
     return kind(
         method=parts.method,
         model=parts.model,
         federation=parts.federation,
-        store=Store(store),
+        store=store,
         seed=config.seed,
         device=parts.device,
         block=config.engine.block,

@@ -69,15 +69,11 @@ class Folder(Recorder):
         self.closed = False
 
     def restore(self) -> tuple[int, State] | None:
-        file = self.path / "checkpoint.safetensors"
-        if not file.exists():
-            self._rewrite([])
-            return None
-        state, note = unpack(file.read_bytes())
-        done = int(note["round"])
-        # A line behind the checkpoint belongs to a round that was not completed: it will be written again.
+        found = read_checkpoint(self.path)
+        done = found[0] if found else 0
+        # A line after the checkpoint belongs to a round that was not completed: it will be written again.
         self._rewrite([line for line in self.lines() if line["round"] <= done])
-        return done, state
+        return found
 
     def begin(self, round: int, clients: Sequence[int]) -> None:
         self._took = {}
@@ -137,6 +133,15 @@ def at_work(path: Path) -> bool:
         return True
     except OSError:
         return False
+
+
+def read_checkpoint(path: Path) -> tuple[int, State] | None:
+    """The last completed round, and the server's state after it."""
+    file = path / "checkpoint.safetensors"
+    if not file.exists():
+        return None
+    state, note = unpack(file.read_bytes())
+    return int(note["round"]), state
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -8,11 +8,12 @@ from typing import Any
 from .. import params as P
 from ..data import Federation
 from ..errors import UserError
-from ..flower.site import SETTINGS, Place
+from ..flower.site import SETTINGS, SiteFolder
 from ..runs import build
+from ..runs.opened import reading
 from . import exported
 from .predictor import Predictor
-from .runs import of_site, trained
+from .runs import of_all, of_client, of_site
 
 
 def load(
@@ -38,16 +39,16 @@ def load(
     if not path.exists():
         raise UserError(f'"{path}" does not exist; allowed: the folder of a run, or an exported {exported.SUFFIX} file')
     if (path / "config.toml").exists():
-        with trained(path, federation, device) as run:
-            if client is None and not common and run.parts.method.personal:
-                count = len(run.parts.federation.sites)
+        with reading(path, device=device, federation=federation) as run:
+            if client is None and not common and run.method.personal:
+                count = len(run.federation.sites)
                 raise UserError(
-                    f'client must be given, 0 to {count - 1}: "{run.parts.config.method.name}" has personal models'
+                    f'client must be given, 0 to {count - 1}: "{run.config.method.name}" has personal models'
                 )
-            return run.common() if client is None else run.client(run.number(client))
+            return of_all(run) if client is None else of_client(run, run.number(client))
     at = next((folder for folder in (path, path.parent.parent) if (folder / SETTINGS).exists()), None)
     if at and path.is_dir():
-        made = of_site(Place.open(at), path.name if at != path else None, device)
+        made = of_site(SiteFolder.open(at), path.name if at != path else None, device)
     else:
         where = build.pick_device(device)
         card, tuning, model, params = exported.read(exported.find(path), backbone, trust)

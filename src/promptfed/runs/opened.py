@@ -1,0 +1,299 @@
+"""A run's folder, opened again: finished, or still going on. Nothing in it is changed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from .. import files
+from .. import params as P
+from ..clients.host import Host
+from ..clients.store import ReadOnlyStore, Store
+from ..data import Federation
+from ..errors import UserError, unknown
+from ..method import Method, State, split_once
+from ..models import Model
+from ..params import Params
+from ..server import Line
+from ..training import Work, train
+from . import build, record
+from . import config as C
+
+Stage = Literal["aggregated", "after_local", "after_local_all"]
+_NAMED = 50  # names of sites that an error lists
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many samples a client has."""
+
+    name: str
+    train: int
+    val: int
+    test: int
+
+
+class Run:
+    """A run by its folder. Each part is read or built when it is first asked for.
+
+    `device`: for its models. `federation`: of a run that was given one, whose dataset cannot be loaded by its name.
+    """
+
+    def __init__(self, folder: str | Path, *, device: str = "auto", federation: Federation | None = None) -> None:
+        self.folder = Path(folder).expanduser()
+        self._device, self._given = device, federation
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        return cls(folder)
+
+    # ---- what is on record
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """config.toml; empty if there is none."""
+        file = self.folder / "config.toml"
+        return C.read(file) if file.exists() else {}
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Its rounds."""
+        return record.read_lines(self.folder)
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        """result.json; None while the run is not finished."""
+        file = self.folder / "result.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    @cached_property
+    def shares(self) -> list[Share]:
+        """By client. Sites of a consortium report theirs; they are known when the run is finished."""
+        split = self.folder / "partition.json"
+        clients = json.loads(split.read_text())["clients"] if split.exists() else []
+        if clients:
+            return [Share(c["name"], len(c["train"]), len(c["val"]), len(c["test"])) for c in clients]
+        try:
+            sites = (self.result or {})["sites"]
+            return [Share(s["name"], s["n_train"], s["n_val"] or 0, s["n_test"] or 0) for s in sites]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    @property
+    def last(self) -> int:
+        """The last completed round."""
+        return int(self.lines[-1]["round"]) if self.lines else 0
+
+    @cached_property
+    def scored(self) -> list[Line]:
+        """The rounds that were evaluated."""
+        return [line for line in self.lines if "aggregated" in line]
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        agreed = int(self.consortium.get("clients", 0))
+        return (
+            len(self.shares) or agreed or max((len(line["aggregated"]["clients"]) for line in self.scored), default=0)
+        )
+
+    @property
+    def consortium(self) -> dict[str, Any]:
+        """What sites that hold their images themselves have agreed on; empty where all images are in one place."""
+        return self.settings.get("consortium") or {}
+
+    def covered(self, line: Line, stage: str = "aggregated") -> tuple[int, int]:
+        """How many clients an evaluation has reached, of how many. Clients that join later are not counted."""
+        return len(line[stage]["clients"]), self.clients - len(self.late)
+
+    def away(self, line: Line) -> list[int]:
+        """The clients that an evaluation has not reached."""
+        reached = {row["client"] for row in line["aggregated"]["clients"]} | self.late
+        return [client for client in range(self.clients) if client not in reached]
+
+    @property
+    def late(self) -> set[int]:
+        """The clients that are not there from the start: join.clients names them, or says how many of the last."""
+        late = self.settings.get("join", {}).get("clients") or ()
+        return set(range(self.clients - late, self.clients)) if isinstance(late, int) else set(late)
+
+    @property
+    def trained(self) -> list[int]:
+        """The clients whose update was used in a round."""
+        found: set[int] = set()
+        for line in self.lines:
+            found |= set(line["clients"]) - {who["client"] for who in line["left_out"]}
+        return sorted(found)
+
+    @property
+    def setting(self) -> str:
+        """cifar10, dirichlet (alpha 0.3), 20 clients; of a consortium, whose sites hold their own images: 3 sites"""
+        dataset = self.settings.get("dataset", {}).get("name")
+        partition = self.settings.get("partition", {})
+        words = [Path(dataset).name] if dataset else []
+        if self.consortium:
+            return ", ".join([*words, f"{self.clients} site{'s' if self.clients > 1 else ''}"])
+        if partition.get("file"):
+            words.append(Path(partition["file"]).name)
+        elif partition.get("name"):
+            alpha = f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""
+            words.append(partition["name"] + alpha)
+        if self.clients:
+            words.append(f"{self.clients} client{'s' if self.clients > 1 else ''}")
+        return ", ".join(words)
+
+    @property
+    def title(self) -> str:
+        name = self.settings.get("method", {}).get("name", self.folder.name)
+        parts = (f"{name} on {self.setting}" if self.setting else name, f"seed {self.settings.get('seed', 0)}")
+        return ", ".join(parts)
+
+    def name(self, client: int) -> str:
+        return self.shares[client].name if client < len(self.shares) else f"client-{client}"
+
+    def number(self, client: int | str) -> int:
+        """A client's number, given that or its site's name."""
+        try:
+            return int(client)
+        except ValueError:
+            names = [share.name for share in self.shares]
+            if not names:
+                raise UserError(f'client = "{client}" must be a number: the run has no names of sites') from None
+            if client not in names:
+                raise unknown("client", str(client), names[:_NAMED]) from None
+            return names.index(str(client))
+
+    def accuracies(self, line: Line, stage: Stage = "aggregated") -> dict[int, float]:
+        """Accuracy of each client that has test data, in per cent."""
+        rows = line[stage]["clients"]
+        return {row["client"]: 100 * row["accuracy"] for row in rows if row["accuracy"] is not None}
+
+    def series(self, *path: str, stage: Stage = "aggregated") -> tuple[np.ndarray, np.ndarray]:
+        """Evaluated rounds, and a number of their summaries in per cent: series("local", "mean"). NaN: not known."""
+        found = []
+        for line in self.lines:
+            if stage in line:
+                value: Any = line[stage]["summary"]
+                for key in path:
+                    value = value[key]
+                found.append((line["round"], math.nan if value is None else 100 * value))
+        table = np.array(found, float).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def sent(self) -> dict[int, float]:
+        """Round -> MB per client exchanged with the server so far, both ways: the mean over all clients."""
+        total, found = 0.0, {}
+        for line in self.lines:
+            total += line["bytes"]["up"] + line["bytes"]["down"]
+            found[line["round"]] = total / 1e6 / max(1, self.clients)
+        return found
+
+    # ---- its parts
+
+    @cached_property
+    def config(self) -> C.Config:
+        """As it was run, but on the device asked for here and in this process."""
+        if not self.settings:
+            raise UserError(f'"{self.folder}" is not the folder of a run (it has no config.toml)')
+        return C.make(self.settings, {"engine": {"device": self._device, "workers": 1, "block": 1}})
+
+    @cached_property
+    def federation(self) -> Federation:
+        split = self.folder / "partition.json"
+        return Federation.load(split, self._given.dataset) if self._given else build.split(self.config, split)
+
+    @cached_property
+    def parts(self) -> build.Parts:
+        return build.assemble(self.config, self.federation)
+
+    @property
+    def method(self) -> Method:
+        return self.parts.method
+
+    @property
+    def model(self) -> Model:
+        return self.parts.model
+
+    @cached_property
+    def _checkpoint(self) -> tuple[int, State]:
+        found = record.read_checkpoint(self.folder)
+        if found is None:
+            raise UserError(f'the run in "{self.folder}" has not completed a round yet')
+        return found
+
+    @property
+    def round(self) -> int:
+        """The last round that is in the checkpoint."""
+        return self._checkpoint[0]
+
+    @property
+    def as_of(self) -> int:
+        """The round that would come next: clients' state is that of the last evaluation."""
+        return self.round + 1
+
+    @property
+    def state(self) -> State:
+        """The server's, after the last round."""
+        return self._checkpoint[1]
+
+    # ---- its clients
+
+    @cached_property
+    def store(self) -> Store:
+        """What clients remember."""
+        return ReadOnlyStore(self.folder / "clients")
+
+    @cached_property
+    def host(self) -> Host:
+        build.limit_threads(self.config.engine.threads, self.parts.device)
+        return build.make_host(self.parts, self.store)
+
+    def work(self, client: int) -> Work:
+        """The client as it is after the run."""
+        always, once = split_once(self.method.down(self.state, client))
+        work = self.host.work(client, P.to(always, self.host.device), self.as_of)
+        work.once = P.to(once, self.host.device)
+        return work
+
+    def params(self, client: int) -> Params:
+        """The model that the run's last evaluation scored."""
+        return client_params(self.parts, self.store, self.method.down(self.state, client), client, self.as_of)
+
+    def close(self) -> None:
+        if "store" in self.__dict__:
+            self.store.close()
+
+
+def client_params(parts: build.Parts, store: Store, received: Params, client: int, as_of: int) -> Params:
+    """A client's parameters as an evaluation has them: what it received and what is private, adapted where the method
+    adapts."""
+    method, down = parts.method, split_once(received)[0]
+    phases = method.adapt()
+    if not phases:  # without a host, which would compute what is frozen
+        kept = store.get(client, as_of)
+        return method.start(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
+    work = build.make_host(parts, store).work(client, P.to(down, parts.device), as_of)
+    return train(method, parts.model, [work], phases, parts.config.seed, as_of)[0].params
+
+
+@contextmanager
+def reading(folder: str | Path, *, device: str = "auto", federation: Federation | None = None) -> Iterator[Run]:
+    """A run that has completed a round. No other process writes to its folder meanwhile."""
+    run = Run(folder, device=device, federation=federation)
+    with ExitStack() as held:
+        if (run.folder / ".lock").exists():  # a copy of a run may have none
+            try:
+                held.enter_context(files.lock(run.folder / ".lock", shared=True, seconds=0))
+            except files.Locked:
+                raise record.Busy(f'"{run.folder}" is in use: the run is still going on') from None
+        held.callback(run.close)
+        _ = run.config, run.round
+        yield run
