@@ -179,7 +179,7 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
         {"client": 4, "why": "non-finite update"},
         {"client": 5, "why": "no answer"},
         {"client": 6, "why": "non-finite loss"},
-        {"client": 7, "why": "other names or shapes than the shared parameters"},
+        {"client": 7, "why": "names or shapes differ from the shared parameters"},
         {"client": 9, "why": "no samples"},
         {"client": 10, "why": "non-finite update"},
     ]

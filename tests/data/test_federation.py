@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from promptfed.data import Dataset, Federation, federate
-from promptfed.data.partition import Dirichlet, Iid
+from promptfed.data.partitions import Dirichlet, Iid
 from promptfed.errors import UserError
 from promptfed.report import draw_partition
 

@@ -74,7 +74,6 @@ Mini = Annotated[bool, typer.Option("--mini", help="at the small scale that the 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="print what it would cost, and stop: needs no data and no weights")
 ]
-NoTiming = Annotated[bool, typer.Option("--no-timing", help="with --dry-run: measure nothing, estimate no time")]
 Out = Annotated[Path | None, typer.Option("--out", help="the folder to write into (default: one below runs/)")]
 
 
@@ -100,7 +99,6 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
     mini: Mini = False,
     dry_run: DryRun = False,
-    no_timing: NoTiming = False,
 ) -> None:
     """Train and evaluate one configuration."""
     source, given = _split(words)
@@ -113,7 +111,7 @@ def run(
         config = C.make(*tables)
         folder = out or api.fresh(config)
     if dry_run:
-        console.print(dryrun.table([(config.method.name, 1, config)], timing=not no_timing))
+        console.print(dryrun.table([(config.method.name, 1, config)]))
         return
     with (
         _interruptible(f"promptfed run --resume --out {folder}"),
@@ -137,7 +135,6 @@ def compare(
     out: Out = None,
     mini: Mini = False,
     dry_run: DryRun = False,
-    no_timing: NoTiming = False,
 ) -> None:
     """Run several methods and seeds on the same partition; the same command again goes on with what is not done."""
     source, given = _split(words)
@@ -155,7 +152,7 @@ def compare(
         raise UserError(f'--only = "{only}" is in no label of a row')
     if dry_run:
         each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
-        console.print(dryrun.table(each, timing=not no_timing))
+        console.print(dryrun.table(each))
         return
     comparison.claim(whole, folder)
     comparison.check(jobs)
