@@ -205,11 +205,11 @@ def partition(
     """Draw who would hold what, without training."""
     source, given = _split(words)
     config = C.make(*(api.without_compare(table) for table in source), given)
-    from ..data.heatmap import check, draw
+    from ..report import draw_partition, style  # slow to import
 
-    check(out)
+    style.check(out)
     federation = build.split(config)
-    draw(federation, out)
+    draw_partition(federation, out)
     if save:
         federation.save(save)
     table = Table(title=f"{federation.dataset.name}: {len(federation.sites)} clients", title_justify="left")
@@ -283,7 +283,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _draw_run(folder: Path) -> None:
-    from ..report import draw_run  # matplotlib is slow to import, and not every command draws
+    from ..report import draw_run  # altair is slow to import, and not every command draws
 
     pictures = draw_run(folder)
     console.print(f"everything is in {folder}: result.json, {', '.join(p.name for p in pictures)}", soft_wrap=True)
