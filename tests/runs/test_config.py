@@ -38,7 +38,7 @@ def test_presets_are_valid_and_survive_toml(preset):
 
 def test_any_character_survives_toml(tmp_path):
     file = tmp_path / "config.toml"
-    given = {"dataset": {"name": "bilder 😀/\N{OLD ITALIC LETTER A} \"quoted\" \\"}}
+    given = {"dataset": {"name": 'bilder 😀/\N{OLD ITALIC LETTER A} "quoted" \\'}}
     config = C.make(given)
     file.write_bytes(C.dump(config.complete()).encode())
     assert C.make(C.read(file)).complete() == config.complete()
