@@ -15,8 +15,9 @@ from promptfed.clients.base import Clients
 from promptfed.errors import UserError
 from promptfed.method import FedAvg, Method, State
 from promptfed.methods import create
+from promptfed.models import Model
 from promptfed.params import Params
-from promptfed.phases import Update
+from promptfed.phases import Holdings, Update
 from promptfed.scoring import Score, Scores
 from promptfed.server import Line, Plan, Recorder, run, sample, screen
 from tiny import linear
@@ -178,7 +179,7 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
         {"client": 4, "why": "non-finite update"},
         {"client": 5, "why": "no answer"},
         {"client": 6, "why": "non-finite loss"},
-        {"client": 7, "why": "other names or shapes than the shared parameters"},
+        {"client": 7, "why": "names or shapes differ from the shared parameters"},
         {"client": 9, "why": "no samples"},
         {"client": 10, "why": "non-finite update"},
     ]
@@ -351,6 +352,9 @@ def test_personal_models_are_scored_on_everybodys_data_where_wanted(
 
 class Welcoming(FedAvg):
     """Counts those who joined."""
+
+    def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
+        raise NotImplementedError  # the fake clients say hello by themselves
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         return {**state, "sum": state.get("sum", torch.tensor(0.0)) + hello["hello"]}

@@ -213,6 +213,11 @@ class Method(BaseModel):
         """Whether there is a model for a client that never trains."""
         return not self.personal or type(self).common is not Method.common
 
+    @property
+    def enrolls(self) -> bool:
+        """Whether clients have anything to make or to tell before their first round."""
+        return type(self).enroll is not Method.enroll or type(self).secrets is not Method.secrets
+
 
 class FedAvg(Method):
     """The contract's defaults, under their own name."""

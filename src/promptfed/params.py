@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -68,6 +69,15 @@ def unstack(params: Params, k: int) -> list[Params]:
 
 def to(params: Params, device: torch.device) -> Params:
     return {name: p.to(device) for name, p in params.items()}
+
+
+def digest(params: Params) -> str:
+    """A hash of all names, types, shapes and values."""
+    found = sha256()
+    for name, p in sorted(params.items()):
+        found.update(f"{name} {p.dtype} {tuple(p.shape)} ".encode())
+        found.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def finite(params: Params) -> bool:

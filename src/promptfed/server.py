@@ -1,4 +1,4 @@
-"""run(): the only round loop."""
+"""run(): the only round loop; step(): one round."""
 
 from __future__ import annotations
 
@@ -31,31 +31,34 @@ class Plan:
     fraction: float  # of the clients that have training data, sampled every round
     seed: int
     eval_every: int = 1
-    # Scores of locally trained models: of nobody, of each round's participants, or also of everyone at the end.
+    # Scores of locally trained models: none, of each round's participants, or at the end also of all clients.
     after_local: Literal["none", "participants", "all"] = "participants"
-    # When personal models are scored on everybody's test data: at every evaluation, at the last one, or never.
+    # When personal models are scored on all clients' test data: at every evaluation, at the last one, or never.
     pooled: Literal["every", "last", "never"] = "every"
     newcomers: tuple[int, ...] = ()  # clients that are not there from the start
-    join_round: int = 0  # the first round they may take part in; 0: they never train, and are served only
+    join_round: int = 0  # the first round they may take part in; 0: they never train, and are only served
+
+    def evaluates(self, round: int) -> bool:
+        return round % self.eval_every == 0 or round == self.rounds
 
     def train(self, clients: Sequence[int], round: int) -> list[int]:
-        """Those that may be asked to train in a round."""
+        """Clients that may be asked to train in a round."""
         there = self.join_round and round >= self.join_round
         return [client for client in clients if there or client not in self.newcomers]
 
     def serve(self, method: Method, clients: Sequence[int], round: int) -> list[int]:
-        """Those that have a model behind a round."""
+        """Clients that have a model after a round."""
         return list(clients) if method.serves else self.train(clients, round)
 
 
 class Recorder(Protocol):
     def restore(self) -> tuple[int, State] | None:
-        """The last completed round and the server's state behind it."""
+        """The last completed round and the server's state after it."""
 
     def begin(self, round: int, clients: Sequence[int]) -> None: ...
 
     def on_notice(self, notice: Notice) -> None:
-        """Of a client, within a round or before the first. May come from any thread."""
+        """About a client, within a round or before the first. May be called from any thread."""
         return
 
     def end(self, line: Line, state: State) -> None:
@@ -63,67 +66,107 @@ class Recorder(Protocol):
 
 
 def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan, recorder: Recorder) -> State:
+    """All rounds that are not on record yet -> the server's final state."""
     clients.watch(recorder.on_notice)
     restored = recorder.restore()
     if restored:
         done, state = restored
     else:
         done, state = 0, checked(method, "begin", method.begin(model, init, plan.seed))
-        state = _admit(method, state, clients, plan.train(clients.ids(), 0), 0)
+        state = admit(method, state, clients, plan.train(clients.ids(), 0), 0)
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()
         if round == plan.join_round:
-            state = _admit(method, state, clients, plan.newcomers, round)
-        sizes = clients.sizes()
-        there = plan.train(clients.ids(), round)
-        chosen = sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
-        recorder.begin(round, chosen)
-        due = round % plan.eval_every == 0 or round == plan.rounds
-        sent = {client: checked(method, "down", method.down(state, client)) for client in chosen}
-        updates, trained = clients.train(sent, round, score=due and plan.after_local != "none")
-        used, left_out = screen(updates, chosen, method.shared(init), partial(method.unusable, state))
-        line = _line(round, chosen, used, left_out)
-        if any(u.moved for u in used):
-            line["moved"] = [{"client": u.client, "roles": dict(u.moved)} for u in used]
-        if used:
-            made = checked(method, "aggregate", method.aggregate(state, used))
-            if P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
-                state = made
-                second = method.send_second(state, used)
-            else:  # each was finite, and what was made of them is not: the round is as if nobody had answered
-                second = {}
-                line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
-            if second:
-                line["bytes"]["down"] += sum(clients.send_second(second, round).values())
-                line["bytes"]["parameters_down"] += sum(map(P.numel, second.values()))
+            state = admit(method, state, clients, plan.newcomers, round)
+        state, line, trained = step(method, init, clients, plan, state, round, recorder.begin)
         line["seconds"] = {"train": time.perf_counter() - begun}
-        if due:
+        if plan.evaluates(round):
             begun = time.perf_counter()
-            served = {client: method.down(state, client) for client in plan.serve(method, clients.ids(), round)}
-            wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
-            scores = clients.evaluate(served, as_of=round + 1, pooled=wide and method.personal, after_local=False)
-            stages = {"aggregated": scores, "after_local": trained}
-            if plan.after_local == "all" and round == plan.rounds:
-                able = {client: down for client, down in served.items() if client in there}
-                stages["after_local_all"] = clients.evaluate(able, as_of=round + 1, pooled=wide, after_local=True)
-            common = method.common(state)
-            if common is not None:
-                stages["common"] = clients.evaluate(
-                    dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
-                )
-            for stage, found in stages.items():
-                one_model = stage == "common" or (stage == "aggregated" and not method.personal)
-                for new in (False, True):
-                    part = [s for s in found if (s.client in plan.newcomers) is new]
-                    if part:
-                        line[f"newcomers_{stage}" if new else stage] = _evaluated(part, model, one_model)
+            line |= _evaluate(method, model, clients, plan, state, round, trained)
             line["seconds"]["evaluate"] = time.perf_counter() - begun
         recorder.end(line, state)
     return state
 
 
+def step(
+    method: Method,
+    init: Params,
+    clients: Clients,
+    plan: Plan,
+    state: State,
+    round: int,
+    begin: Callable[[int, Sequence[int]], None] = lambda round, chosen: None,
+) -> tuple[State, Line, list[Scores]]:
+    """One round -> the server's new state, what is recorded of the round, scores of locally trained models."""
+    # 1. Choose clients.
+    sizes = clients.sizes()
+    there = plan.train(clients.ids(), round)
+    chosen = sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
+    begin(round, chosen)
+    # 2. Send each its part of the state; 3. it trains and answers.
+    sent = {client: checked(method, "down", method.down(state, client)) for client in chosen}
+    updates, trained = clients.train(sent, round, score=plan.evaluates(round) and plan.after_local != "none")
+    # 4. Leave out what cannot be used.
+    used, left_out = screen(updates, chosen, method.shared(init), partial(method.unusable, state))
+    line = _line(round, chosen, used, left_out)
+    if not used:
+        return state, line, trained
+    # 5. Aggregate. If that is not finite although every update was, the round is as if nobody had answered.
+    made = checked(method, "aggregate", method.aggregate(state, used))
+    if not P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
+        line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
+        return state, line, trained
+    # 6. Send a second message, if the method has one.
+    second = method.send_second(made, used)
+    if second:
+        line["bytes"]["down"] += sum(clients.send_second(second, round).values())
+        line["bytes"]["parameters_down"] += sum(map(P.numel, second.values()))
+    return made, line, trained
+
+
+def admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:
+    """First contact with clients: at the start (round 0), or before the given round."""
+    hellos: dict[int, Params] = clients.enroll(joining) if method.enrolls else {client: {} for client in joining}
+    for client, hello in hellos.items():
+        if not P.finite(hello):
+            raise UserError(f"client {client} cannot be enrolled: its first message is not finite")
+        state = method.admit(state, client, hello, round)
+    return state
+
+
+def _evaluate(
+    method: Method, model: Model, clients: Clients, plan: Plan, state: State, round: int, trained: Sequence[Scores]
+) -> Line:
+    """Scores of the models after a round, by stage; of newcomers apart."""
+    served = {client: method.down(state, client) for client in plan.serve(method, clients.ids(), round)}
+    wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
+    scores = clients.evaluate(served, as_of=round + 1, pooled=wide and method.personal, after_local=False)
+    stages: dict[str, Sequence[Scores]] = {"aggregated": scores, "after_local": trained}
+    if plan.after_local == "all" and round == plan.rounds:
+        there = plan.train(clients.ids(), round)
+        able = {client: down for client, down in served.items() if client in there}
+        stages["after_local_all"] = clients.evaluate(able, as_of=round + 1, pooled=wide, after_local=True)
+    common = method.common(state)
+    if common is not None:
+        stages["common"] = clients.evaluate(
+            dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
+        )
+    found: Line = {}
+    for stage, scored in stages.items():
+        one_model = stage == "common" or (stage == "aggregated" and not method.personal)
+        for new in (False, True):
+            part = [s for s in scored if (s.client in plan.newcomers) is new]
+            if part:
+                found[f"newcomers_{stage}" if new else stage] = {
+                    "summary": scoring.summary(part, model.classes, one_model),
+                    "passes": sum(s.passes for s in part),
+                    "clients": scoring.per_client(part),
+                }
+    return found
+
+
 def checked(method: Method, hook: str, made: Any) -> Params:
-    """What a hook gave, if it is what it must be: a user's own method may have forgotten to return it."""
+    """The result of a hook, if it is a dict of tensors: a user's own method may have forgotten to return it."""
     where = f"{type(method).__name__}.{hook}() must return a dict of tensors"
     if not isinstance(made, dict):
         raise UserError(f"{where}, not {type(made).__name__}")
@@ -133,16 +176,8 @@ def checked(method: Method, hook: str, made: Any) -> Params:
     return made
 
 
-def _admit(method: Method, state: State, clients: Clients, joining: Sequence[int], round: int) -> State:
-    for client, hello in clients.enroll(joining).items():
-        if not P.finite(hello):
-            raise UserError(f"client {client} cannot be enrolled: what it says of itself is not finite")
-        state = method.admit(state, client, hello, round)
-    return state
-
-
 def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> list[int]:
-    """The clients of a round: at least one, of those that have something to train on."""
+    """The clients of a round: at least one of those that have training data."""
     able = [client for client, n in sizes.items() if n]
     count = min(len(able), max(1, int(fraction * len(able) + 0.5)))
     return sorted(rng(seed, round, "sample").choice(able, count, replace=False).tolist())
@@ -154,7 +189,7 @@ def screen(
     shared: Params,
     unusable: Callable[[Update], str] = lambda update: "",
 ) -> tuple[list[Update], list[dict[str, Any]]]:
-    """Updates that can be used, by client; and who is left out of the round, and why."""
+    """Usable updates in the order of clients; and which clients are left out of the round, and why."""
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
@@ -172,7 +207,7 @@ def fault(update: Update, shared: Params) -> str:
     if update.error:
         return update.error
     if {name: p.shape for name, p in update.up.items()} != {name: p.shape for name, p in shared.items()}:
-        return "other names or shapes than the shared parameters"
+        return "names or shapes differ from the shared parameters"
     if update.n < 1:
         return "no samples"
     told = [update.loss * update.n if update.loss is not None else 0.0, *update.moved.values()]
@@ -184,7 +219,7 @@ def fault(update: Update, shared: Params) -> str:
 def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]]) -> Line:
     losses = [(u.loss, u.n) for u in used if u.loss is not None]
     samples = sum(n for _, n in losses)
-    return {
+    line: Line = {
         "round": round,
         "clients": list(chosen),
         "left_out": list(left_out),
@@ -195,15 +230,10 @@ def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: S
             "up": sum(u.bytes_up for u in used),
             "down": sum(u.bytes_down for u in used),
             "parameters_up": sum(P.numel(u.up) for u in used),
-            # Of what travels once the bytes tell: this counts what is sent again every round.
+            # What is sent only once is counted in bytes, not here.
             "parameters_down": sum(P.numel(split_once(u.sent)[0]) for u in used),
         },
     }
-
-
-def _evaluated(scores: Sequence[Scores], model: Model, one_model: bool) -> dict[str, Any]:
-    return {
-        "summary": scoring.summary(scores, model.classes, one_model),
-        "passes": sum(s.passes for s in scores),
-        "clients": scoring.per_client(scores),
-    }
+    if any(u.moved for u in used):
+        line["moved"] = [{"client": u.client, "roles": dict(u.moved)} for u in used]
+    return line

@@ -1,6 +1,6 @@
-"""Local training and evaluation of a block of clients: pure functions of parameters and data.
+"""Local training of a block of clients: pure functions of parameters and data.
 
-A method's loss is written for one client. A block of K > 1 clients is trained as one: their parameters are stacked,
+A method's loss is written for one client. A block of K > 1 clients is trained as one: their states are stacked,
 `vmap(loss)` gives K losses, and the gradient of their sum holds each client's own gradient. K = 1 skips vmap.
 """
 
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +24,18 @@ from .params import Params
 from .phases import Batch, Context, Optimizer, Phase
 from .seeding import rng
 
-_Fields = tuple[Tensor, Tensor, Tensor | None, Tensor, Params, Params]  # of a Batch, but for its tokens
-
-CHUNK = 128  # samples a forward pass where no gradient is needed
+CHUNK = 128  # samples per forward pass where no gradient is needed
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Images as they are stored, and how they are normalised; or in their place what is frozen of them."""
+    """Images as they are stored, and how they are normalised; or instead cached outputs of frozen layers."""
 
     x: Tensor  # (n, C, H, W) uint8
     y: Tensor  # (n,)
     mean: Tensor  # (C, 1, 1), on the scale of x
     std: Tensor  # (C, 1, 1)
-    frozen: Params = field(default_factory=dict)  # (n, ...) each; x is (n, 0) then, unless the tuning wants both
+    frozen: Params = field(default_factory=dict)  # (n, ...) each; x is (n, 0) then, unless the tuning needs both
 
     def __len__(self) -> int:
         return len(self.y)
@@ -60,35 +61,32 @@ class Work:
 @dataclass(frozen=True)
 class Trained:
     params: Params
-    stats: Params
-    loss: float  # mean over the samples drawn in the last phase
-    passes: int
+    stats: Params = field(default_factory=dict)
+    loss: float = 0.0  # mean over the samples drawn in the last phase
+    passes: int = 0
 
 
 def train(
     method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
 ) -> list[Trained]:
     """Runs the phases on every client of the block."""
-    k = len(block)
-    params = [work.params for work in block]
-    stats: list[Params] = [{} for _ in block]
-    losses, passes = [0.0] * k, [0] * k
+    done = [Trained(work.params) for work in block]
     for number, phase in enumerate(phases):
         plans = [
             list(batches(len(work.samples), phase, rng(seed, round, work.client, "batches", number))) for work in block
         ]
         if not any(plans):
             continue
-        params, sums, stats = _train_phase(method, model, block, params, phase, plans, stats, seed, round, number)
-        for i, plan in enumerate(plans):
-            drawn = sum(len(index) for index in plan)
-            passes[i] += drawn
-            losses[i] = float(sums[i]) / max(drawn, 1)
-    return [Trained(params[i], stats[i], losses[i], passes[i]) for i in range(k)]
+        noise = [rng(seed, round, work.client, "noise", number) for work in block]
+        local = LocalPhase(method, model, block, done, phase)
+        for indices in zip_longest(*plans):
+            local.step(indices, np.stack([g.random(2, np.float32) for g in noise]))
+        done = local.final()
+    return done
 
 
 def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray]:
-    """Indices of the samples of each step: a new order every epoch, the last batch of an epoch as long as it comes."""
+    """Indices of the samples of each step: a new order every epoch, the last batch of an epoch may be shorter."""
     steps = phase.steps
     for _ in range(phase.epochs or (steps if n else 0)):
         order = g.permutation(n)
@@ -100,110 +98,165 @@ def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray
                     return
 
 
-def _train_phase(
-    method: Method,
-    model: Model,
-    block: Sequence[Work],
-    params: list[Params],
-    phase: Phase,
-    plans: list[list[np.ndarray]],
-    before: list[Params],
-    seed: int,
-    round: int,
-    number: int,
-) -> tuple[list[Params], Tensor, list[Params]]:
-    """-> parameters, loss summed over the samples drawn (K,), stats added to those of the phases before."""
-    k, device = len(block), block[0].samples.y.device
-    samples, offsets = _concatenate([work.samples for work in block])
-    extra = _prepare(method, model, block, params, phase)
-    noises = np.stack(
-        [
-            rng(seed, round, work.client, "noise", number).random((max(map(len, plans)), 2), np.float32)
-            for work in block
-        ],
-        1,
-    )  # (steps, K, 2)
-    noise = torch.from_numpy(noises).to(device)
+class LocalState(NamedTuple):
+    """A client within a phase. A tuple of tensors, so that vmap can split a stack of clients."""
 
-    # Stacked (K, ...) where the block has several clients, as they are where it has one.
-    join = P.stack if k > 1 else lambda items: items[0]
-    moving = [name for name in params[0] if method.tuning.role(name) in phase.train]
-    trained = join([{name: p[name].detach().clone() for name in moving} for p in params])
-    fixed = join([{name: v for name, v in p.items() if name not in trained} for p in params])
-    down, memory = join([work.down for work in block]), join([work.memory for work in block])
-    counts = [label_counts(work.samples, model.classes) for work in block]
-    n = torch.tensor([len(work.samples) for work in block], device=device)
-    reference = join(_refer(method, model, block, params, phase))
-    about = (fixed, down, memory, n if k > 1 else n[0], torch.stack(counts) if k > 1 else counts[0], reference)
-    once = block[0].once
+    trained: Params  # parameters that the phase trains
+    fixed: Params  # the others
+    down: Params
+    memory: Params
+    n: Tensor  # ()
+    label_counts: Tensor  # (classes,)
+    reference: Params  # client_constants()
+    stats: Params  # summed so far in this round
+
+
+_STACKED = Batch._make([0, 0, 0, 0, 0, 0, None])  # the stacked axis of each part, for vmap; there are no tokens yet
+
+
+def client_loss(
+    method: Method, model: Model, phase: Phase, once: Params, state: LocalState, batch: Batch
+) -> tuple[Tensor, Params]:
+    """The objective of one client, and numbers to be summed into its stats."""
+    ctx = Context(state.down, state.memory, phase, state.n, state.label_counts, state.reference, state.stats, once)
     objective = Method.loss if phase.plain else type(method).loss
+    return objective(method, model, {**state.fixed, **state.trained}, batch, ctx)
 
-    def loss(
-        trained: Params,
-        batch: _Fields,
-        fixed: Params,
-        down: Params,
-        memory: Params,
-        n: Tensor,
-        counts: Tensor,
-        reference: Params,
-        stats: Params,
-    ) -> tuple[Tensor, Params]:
-        ctx = Context(down, memory, phase, n, counts, reference, stats, once)
-        return objective(method, model, {**fixed, **trained}, Batch(*batch), ctx)
 
-    stacked_loss = vmap(loss) if k > 1 else loss
+class LocalPhase:
+    """One phase of a block's local training: initialised, then step() for each batch, then final()."""
 
-    for p in trained.values():
-        p.requires_grad_()
-    optimizers = _optimizers(method, phase, trained)
-    sums = torch.zeros(k, device=device)
-    stats = join(before)
-    for step in range(max(map(len, plans))):
-        batch, active, drawn = _batch(
-            samples, offsets, [plan[step] if step < len(plan) else None for plan in plans], noise[step], extra
-        )
+    def __init__(
+        self, method: Method, model: Model, block: Sequence[Work], before: Sequence[Trained], phase: Phase
+    ) -> None:
+        self.method, self.phase, self.before = method, phase, before
+        params = [client.params for client in before]
+        self.samples, self.offsets = _concatenate([work.samples for work in block])
+        self.extra = _sample_constants(method, model, block, params, phase)
+        references = _client_constants(method, model, block, params, phase)
+        states = []
+        for work, client, reference in zip(block, before, references, strict=True):
+            moving = {n: p for n, p in client.params.items() if method.tuning.role(n) in phase.train}
+            states.append(
+                LocalState(
+                    trained={name: p.detach().clone() for name, p in moving.items()},
+                    fixed={name: p for name, p in client.params.items() if name not in moving},
+                    down=work.down,
+                    memory=work.memory,
+                    n=torch.tensor(len(work.samples), device=work.samples.y.device),
+                    label_counts=label_counts(work.samples, model.classes),
+                    reference=reference,
+                    stats=client.stats,
+                )
+            )
+        self.state = _stack(states)
+        for p in self.state.trained.values():
+            p.requires_grad_()
+        loss = partial(client_loss, method, model, phase, block[0].once)
+        self.loss = vmap(loss, in_dims=(0, _STACKED)) if len(block) > 1 else loss
+        self.optimizers = _optimizers(method, phase, self.state.trained)
+        self.loss_sums = torch.zeros(len(block), device=self.samples.y.device)
+        self.drawn = np.zeros(len(block), np.int64)
 
+    def step(self, indices: Sequence[np.ndarray | None], noise: np.ndarray) -> None:
+        """One step on the next batch of each client; None where a client has no batches left. noise: (K, 2)."""
+        sizes = [0 if index is None else len(index) for index in indices]
+        active = [index is not None for index in indices]
+        trained, batch = self.state.trained, self._batch(indices, torch.from_numpy(noise).to(self.samples.y.device))
         found: list[tuple[Tensor, Params]] = []  # by the first gradient of the step
 
-        def grad(
-            at: Params,
-            batch: _Fields = batch,
-            stats: Params = stats,
-            found: list[tuple[Tensor, Params]] = found,
-        ) -> Params:
-            value, numbers = stacked_loss(at, batch, *about, stats)
+        def grad(at: Params) -> Params:
+            value, stats = self.loss(self.state._replace(trained=at), batch)
             gradients = torch.autograd.grad(value.sum(), list(at.values()), allow_unused=True)
             if not found:
-                found.append((value.detach(), numbers))
+                found.append((value.detach(), stats))
             return {
                 name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)
             }
 
-        direction = grad(trained) if phase.plain else method.step(grad, trained, phase)
-        value, numbers = found[0]
-        sums += value * drawn
-        for name, s in numbers.items():
+        direction = grad(trained) if self.phase.plain else self.method.step(grad, trained, self.phase)
+        value, stats = found[0]
+        self.drawn += sizes
+        self.loss_sums += value * torch.tensor(sizes, device=value.device, dtype=torch.float32)
+        self._add(stats, active)
+        self._descend(direction, active)
+
+    def final(self) -> list[Trained]:
+        """Of each client: its parameters, the stats and passes of all phases so far, the mean loss of this one."""
+        k = len(self.before)
+        trained = {name: p.detach() for name, p in self.state.trained.items()}
+        parts = P.unstack(trained, k) if k > 1 else [trained]
+        stats = P.unstack(self.state.stats, k) if k > 1 else [self.state.stats]
+        return [
+            Trained(
+                {name: parts[i].get(name, p) for name, p in old.params.items()},
+                stats[i],
+                float(self.loss_sums[i]) / max(int(self.drawn[i]), 1),
+                old.passes + int(self.drawn[i]),
+            )
+            for i, old in enumerate(self.before)
+        ]
+
+    def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor) -> Batch:
+        """The next batch of each client, padded to one length where they are stacked."""
+        if len(indices) == 1:
+            assert indices[0] is not None
+            return self._take(torch.from_numpy(indices[0]))._replace(noise=noise[0])
+        k, width = len(indices), max(len(index) for index in indices if index is not None)
+        flat, weight = np.zeros((k, width), np.int64), np.zeros((k, width), np.float32)
+        for row, (index, offset) in enumerate(zip(indices, self.offsets, strict=True)):
+            if index is not None:
+                flat[row, : len(index)] = index + offset
+                weight[row, : len(index)] = 1
+        batch = self._take(torch.from_numpy(flat.ravel()))
+
+        def fold(v: Tensor) -> Tensor:
+            return v.reshape(k, width, *v.shape[1:])
+
+        return Batch(
+            fold(batch.x),
+            fold(batch.y),
+            torch.from_numpy(weight).to(noise.device),
+            noise,
+            {name: fold(v) for name, v in batch.extra.items()},
+            {name: fold(v) for name, v in batch.frozen.items()},
+        )
+
+    def _take(self, at: Tensor) -> Batch:
+        samples, at = self.samples, at.to(self.samples.y.device)
+        frozen = _take(samples.frozen, at)
+        return Batch(samples.images(at), samples.y[at], None, torch.empty(0), _take(self.extra, at), frozen)
+
+    def _add(self, stats: Params, active: list[bool]) -> None:
+        summed = dict(self.state.stats)
+        for name, s in stats.items():
             s = s.detach() if all(active) else s.detach() * _rows(active, s)
-            stats = {**stats, name: stats[name] + s if name in stats else s}
-        stand = None if all(active) else [p.detach().clone() for p in trained.values()]
+            summed[name] = summed[name] + s if name in summed else s
+        self.state = self.state._replace(stats=summed)
+
+    def _descend(self, direction: Params, active: list[bool]) -> None:
+        trained = self.state.trained
+        before = None if all(active) else [p.detach().clone() for p in trained.values()]
         for name, p in trained.items():
             p.grad = direction[name]
-        for optimizer in optimizers:
+        for optimizer in self.optimizers:
             optimizer.step()
-        if stand is not None:  # a client that has no batches left stands still, whatever momentum or decay would do
+        if before is not None:  # a client without a batch does not move, whatever momentum or decay would do
             with torch.no_grad():
-                for p, old in zip(trained.values(), stand, strict=True):
+                for p, old in zip(trained.values(), before, strict=True):
                     p.copy_(torch.where(_rows(active, p), p, old))
-    done = {name: p.detach() for name, p in trained.items()}
-    if k == 1:
-        return [{name: done.get(name, p) for name, p in params[0].items()}], sums, [stats]
-    parts = P.unstack(done, k)
-    merged = [{name: part.get(name, p) for name, p in old.items()} for part, old in zip(parts, params, strict=True)]
-    return merged, sums, P.unstack(stats, k)
+
+
+def _stack(states: Sequence[LocalState]) -> LocalState:
+    """(K, ...) where the block has several clients, unchanged where it has one."""
+    if len(states) == 1:
+        return states[0]
+    parts = zip(*states, strict=True)
+    return LocalState._make(P.stack(part) if isinstance(part[0], dict) else torch.stack(part) for part in parts)
 
 
 def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
+    """The samples of all clients, and the place of each client's first one."""
     offsets = [0, *np.cumsum([len(part) for part in parts]).tolist()][:-1]
     if len(parts) == 1:
         return parts[0], offsets
@@ -212,43 +265,10 @@ def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
     return Samples(x, y, parts[0].mean, parts[0].std, frozen), offsets
 
 
-def _batch(
-    samples: Samples, offsets: list[int], indices: list[np.ndarray | None], noise: Tensor, extra: Params
-) -> tuple[_Fields, list[bool], Tensor]:
-    """The next batch of each client, padded to one length where they are stacked; who has one; samples drawn (K,)."""
-    device = samples.y.device
-    active = [index is not None for index in indices]
-    sizes = [0 if index is None else len(index) for index in indices]
-    drawn = torch.tensor(sizes, device=device, dtype=torch.float32)
-    if len(indices) == 1:
-        at = torch.from_numpy(indices[0]).to(device)
-        one = (samples.images(at), samples.y[at], None, noise[0], _take(extra, at), _take(samples.frozen, at))
-        return one, active, drawn
-    width = max(sizes)
-    flat = np.zeros((len(indices), width), np.int64)
-    weight = np.zeros((len(indices), width), np.float32)
-    for row, (index, offset) in enumerate(zip(indices, offsets, strict=True)):
-        if index is not None:
-            flat[row, : len(index)] = index + offset
-            weight[row, : len(index)] = 1
-    at = torch.from_numpy(flat.ravel()).to(device)
-
-    def fold(v: Tensor) -> Tensor:
-        return v.reshape(len(indices), width, *v.shape[1:])
-
-    batch = (
-        fold(samples.images(at)),
-        fold(samples.y[at]),
-        torch.from_numpy(weight).to(device),
-        noise,
-        {k: fold(v) for k, v in _take(extra, at).items()},
-        {k: fold(v) for k, v in _take(samples.frozen, at).items()},
-    )
-    return batch, active, drawn
-
-
-def _prepare(method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase) -> Params:
-    """sample_constants() of every sample of the block, (sum of n, ...) each."""
+def _sample_constants(
+    method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase
+) -> Params:
+    """Of every sample of the block, (sum of n, ...) each."""
     if phase.plain or type(method).sample_constants is Method.sample_constants:
         return {}
     parts: list[Params] = []
@@ -260,7 +280,9 @@ def _prepare(method: Method, model: Model, block: Sequence[Work], params: list[P
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def _refer(method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase) -> list[Params]:
+def _client_constants(
+    method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase
+) -> list[Params]:
     if phase.plain or type(method).client_constants is Method.client_constants:
         return [{} for _ in block]
     with torch.no_grad():

@@ -10,7 +10,7 @@ from PIL import Image
 
 from promptfed.data import Dataset, Federation, federate
 from promptfed.data.heatmap import draw
-from promptfed.data.partition import Dirichlet, Iid
+from promptfed.data.partitions import Dirichlet, Iid
 from promptfed.errors import UserError
 
 Make = Callable[..., Dataset]

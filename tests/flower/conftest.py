@@ -1,5 +1,6 @@
 """What every test of Flower needs: a cache apart, and an identity."""
 
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -20,3 +21,11 @@ def _identity():
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@pytest.fixture(autouse=True)
+def _umask():
+    """A link and a node set it for their process."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)

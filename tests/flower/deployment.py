@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from limits import HANG
 from promptfed.clients.local import LocalClients
 from promptfed.flower import certificates
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.runs import config as C
 from promptfed.runs import record
 from promptfed.server import Plan, run
@@ -86,7 +87,7 @@ def answer(self, request, blobs):
     return true(self, request, blobs)
 site.SiteHost.__call__ = answer
 from promptfed.flower import node as flower_node
-flower_node.run(site.Place.open(Path(sys.argv[1])), len(sys.argv) > 2)
+flower_node.run(site.SiteFolder.open(Path(sys.argv[1])), len(sys.argv) > 2)
 """
 
 
@@ -186,11 +187,11 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
     """The same federation in this process: hosts with the sites' own images behind the local engine.
 
     (round, client) pairs: those that are `absent` do not train, those `unheard` train and their answer is lost."""
-    places = [Place.open(at) for at in deployment.sites]
+    places = [SiteFolder.open(at) for at in deployment.sites]
     parts = [place.parts() for place in places]
     hosts = []
     for client, (place, part) in enumerate(zip(places, parts, strict=True)):
-        hosts.append(Place(folder / f"site{client}", place.settings, place.config).host("reference", part))
+        hosts.append(replace(place, folder=folder / f"site{client}").host("reference", part))
 
     def ask(request, blobs):
         return hosts[request.clients[0].client](request, blobs)

@@ -10,9 +10,9 @@ from flwr.app import Context, Message, RecordDict
 from loopback import FEW, Loopback, case_of, expected, go, host_of, looped, same
 
 from promptfed import UserError
-from promptfed.flower import app as flower_client
-from promptfed.flower.app import client_app, fingerprint
+from promptfed.flower.app import Resident, client_app, fingerprint
 from promptfed.flower.clients import Expected, FlowerClients
+from promptfed.flower.site import SiteFolder
 from promptfed.flower.wire import Identify, read_answer, write_request
 from promptfed.method import split_once
 from promptfed.methods import ALIASES, METHODS
@@ -41,6 +41,14 @@ def test_every_method_ends_with_the_bits_and_bytes_of_the_local_engine(name, tmp
     if name == "dp2fl":
         check_once(case, grid)
     assert any(kind == "train.second" for kind, _, _ in grid.asked) is (privacy == "sealed")
+
+
+@pytest.mark.parametrize(("name", "enrolled"), [("fedavg", []), ("fedmix", [0, 1, 2])])
+def test_only_clients_that_have_something_to_tell_are_enrolled(name, enrolled, tmp_path):
+    case = case_of(name, tmp_path, FEW)
+    with looped(case, tmp_path / "clients") as (clients, grid):
+        go(case, clients, rounds=1)
+    assert sorted(client for kind, client, _ in grid.asked if kind == "query.enroll") == enrolled
 
 
 def check_once(case, grid):
@@ -156,27 +164,27 @@ def test_nobody_takes_the_place_of_a_node_that_is_there(tmp_path):
 # ---- a site's own description
 
 
-def test_a_site_is_what_its_node_configuration_says(tmp_path, monkeypatch):
-    from promptfed.flower.simulation import site_app
-
+def test_a_site_loads_its_model_once_and_has_a_folder_for_each_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
     folder, server = consortium(tmp_path, clients=2)
     site(folder, tmp_path, client=1)
 
-    def identified(node_config, run="first"):
-        context = Context(1, 5, node_config, RecordDict(), {"run": run})
-        message = Message(write_request(Identify()), 5, "query.identify")
-        return read_answer(site_app(message, context).content, Identify())[0]
+    resident = Resident(SiteFolder.open(tmp_path / "site1"))
+    app = client_app(resident)
 
-    found = identified({"site": str(tmp_path / "site1")})
-    assert found.result.client == 1
-    assert found.result.n == 28
-    assert found.result.fingerprint == fingerprint(server.method, server.model, server.federation.dataset, 0)
-    first = next(iter(flower_client._residents.values())).parts.model
-    identified({"site": str(tmp_path / "site1")}, run="second")
-    assert next(iter(flower_client._residents.values())).parts.model is first  # it is not loaded again
+    def identified(run="first"):
+        context = Context(1, 5, {}, RecordDict(), {"run": run})
+        message = Message(write_request(Identify()), 5, "query.identify")
+        return read_answer(app(message, context).content, Identify())[0]
+
+    found = identified().result
+    assert (found.client, found.n) == (1, 28)
+    assert found.fingerprint == fingerprint(server.method, server.model, server.federation.dataset, 0)
+    host, _ = resident(Context(1, 5, {}, RecordDict(), {"run": "first"}))
+    identified("second")
+    assert resident(Context(1, 5, {}, RecordDict(), {"run": "second"}))[0].model is host.model  # it is not loaded again
     assert {path.name for path in (tmp_path / "site1" / "runs").iterdir()} == {"first", "second"}
-    assert 'name "../x" must be letters' in identified({"site": str(tmp_path / "site1")}, run="../x").error
-    flower_client._residents.pop(str(tmp_path / "site1")).close()
-    assert "has no site" in identified({}).error
-    assert "is not the folder of a site" in identified({"site": str(tmp_path / "none")}).error
+    assert 'name "../x" must be letters' in identified("../x").error
+    resident.close()
+    with pytest.raises(UserError, match="is not the folder of a site"):
+        SiteFolder.open(tmp_path / "none")

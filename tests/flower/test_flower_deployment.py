@@ -172,7 +172,7 @@ def test_a_run_goes_on_without_those_who_fail(secure, tmp_path):
     why = [{one["client"]: one["why"] for one in line["left_out"]} for line in found["lines"]]
     assert why[0] == {1: "non-finite update"}
     assert why[1].pop(2).startswith("no answer")  # by our clock or by Flower's, whichever is first
-    assert why[1] == {1: "other names or shapes than the shared parameters"}
+    assert why[1] == {1: "names or shapes differ from the shared parameters"}
     assert list(why[2]) == [1]
     assert why[2][1].startswith("no answer")
     assert why[3] == {}

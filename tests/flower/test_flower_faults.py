@@ -105,7 +105,7 @@ def blobs(change):
         (blobs(lambda blob: []), "0 blobs in place of 1"),
         (blobs(lambda blob: [blob[:-4]]), "do not fill it"),
         (blobs(lambda blob: [pickle.dumps({"up/head.bias": 1})]), "malformed blob"),
-        (blobs(lambda blob: [pack({"up/head.bias": torch.zeros(9)})]), "other names or shapes"),
+        (blobs(lambda blob: [pack({"up/head.bias": torch.zeros(9)})]), "names or shapes differ"),
         (blobs(lambda blob: [changed(blob, lambda p: p.double())]), "other types"),
         (blobs(lambda blob: [changed(blob, lambda p: p * float("nan"))]), "non-finite update"),
     ],

@@ -13,7 +13,7 @@ from loopback import case_of, looped
 from promptfed import UserError
 from promptfed.flower import node as flower_node
 from promptfed.flower.server import told
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.flower.supernode import SuperNode
 from site_folders import consortium, site
 
@@ -21,7 +21,7 @@ from site_folders import consortium, site
 @pytest.fixture
 def place(tmp_path):
     server, _ = consortium(tmp_path, clients=2, address="fl.example:9092")
-    return Place.open(site(server, tmp_path, 0))
+    return SiteFolder.open(site(server, tmp_path, 0))
 
 
 def heard(*lines):

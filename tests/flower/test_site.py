@@ -10,7 +10,7 @@ from promptfed.clients.messages import Evaluate, Recipient, Request, Train
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack
 from promptfed.flower import ledger
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.privacy import Privacy, epsilon
 from site_folders import consortium, site
 
@@ -65,7 +65,7 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path, text):
 def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
     server, _ = consortium(tmp_path, clients=2, **{"privacy.clip": 1.0, "privacy.noise": 8.0})
     at = site(server, tmp_path, 0, epsilon=epsilon({8.0: 3}, 1e-5) + 0.01)
-    place = Place.open(at)
+    place = SiteFolder.open(at)
     parts = place.parts()
     for run, round in (("first", 1), ("first", 1), ("second", 1)):  # the same round again has noise of its own
         host = place.host(run, parts)
@@ -84,7 +84,7 @@ def test_a_site_counts_every_update_before_it_leaves_and_then_refuses(tmp_path):
 
 def test_a_limit_counts_from_the_moment_it_is_written_down(tmp_path):
     server, _ = consortium(tmp_path, clients=2, **{"privacy.clip": 1.0, "privacy.noise": 8.0})
-    place = Place.open(site(server, tmp_path, 0))
+    place = SiteFolder.open(site(server, tmp_path, 0))
     host = place.host("first")
     try:
         ask(host)
@@ -102,8 +102,8 @@ def test_a_limit_counts_from_the_moment_it_is_written_down(tmp_path):
 def test_a_limit_that_no_noise_can_keep_is_refused(tmp_path):
     server, _ = consortium(tmp_path, clients=2)
     with pytest.raises(UserError, match=r"epsilon = 3 in site.toml needs privacy.noise above 0 in consortium.toml"):
-        Place.open(site(server, tmp_path, 0, epsilon=3.0))
-    assert Place.open(site(server, tmp_path, 1)).ledger() is None
+        SiteFolder.open(site(server, tmp_path, 0, epsilon=3.0))
+    assert SiteFolder.open(site(server, tmp_path, 1)).ledger() is None
 
 
 # ---- what it keeps
@@ -111,7 +111,7 @@ def test_a_limit_that_no_noise_can_keep_is_refused(tmp_path):
 
 def test_what_others_could_read_is_told_with_the_remedy(tmp_path):
     server, _ = consortium(tmp_path, clients=2)
-    place = Place.open(site(server, tmp_path, 0))
+    place = SiteFolder.open(site(server, tmp_path, 0))
     place.private()
     (place.folder / "site.key").write_text("secret")
     (place.folder / "site.key").chmod(0o640)
@@ -125,7 +125,7 @@ def test_what_others_could_read_is_told_with_the_remedy(tmp_path):
 
 def test_a_site_that_has_lost_its_memory_says_so(tmp_path, caplog):
     server, _ = consortium(tmp_path, clients=2)
-    place = Place.open(site(server, tmp_path, 0))
+    place = SiteFolder.open(site(server, tmp_path, 0))
     parts = place.parts()
     caplog.set_level("WARNING", logger="flwr")
     for run, round, told in (("first", 1, False), ("first", 2, False), ("second", 2, True)):
@@ -137,7 +137,7 @@ def test_a_site_that_has_lost_its_memory_says_so(tmp_path, caplog):
 
 def test_a_server_cannot_fill_a_sites_disk(tmp_path):
     server, _ = consortium(tmp_path, clients=2)
-    place = Place.open(site(server, tmp_path, 0, runs_gb=0.002))
+    place = SiteFolder.open(site(server, tmp_path, 0, runs_gb=0.002))
     parts = place.parts()
     host = place.host("first", parts)
     try:

@@ -16,11 +16,11 @@ from promptfed import models
 from promptfed.data import DatasetConfig, load
 from promptfed.data.images import Resize
 from promptfed.errors import UserError
-from promptfed.flower.site import Place
+from promptfed.flower.site import SiteFolder
 from promptfed.runs import build, dryrun
 from promptfed.runs import config as C
+from promptfed.runs.opened import reading
 from promptfed.serving import joining
-from promptfed.serving.runs import trained
 
 PROCESSOR = DeiTImageProcessorPil(size={"height": 20, "width": 20}, crop_size={"height": 16, "width": 16})
 SIZES = [(60, 40), (33, 50), (41, 17), (16, 90), (9, 7)]  # width, height
@@ -121,7 +121,7 @@ def test_predictions_and_joining_sites_see_the_same_pixels(backbone: str, photos
     card = json.loads((tmp_path / "one.json").read_text())["preprocessing"]
     assert card["mode"] == "squash"
     assert (card["scaled"], card["interpolation"]) == (20, "bicubic")
-    with trained(run) as held:
+    with reading(run) as held:
         joined, skipped = joining._dataset(held, photos, tmp_path / "joined")
     assert not skipped
     assert np.array_equal(joined.images, expected(photos))
@@ -129,5 +129,5 @@ def test_predictions_and_joining_sites_see_the_same_pixels(backbone: str, photos
 
 def test_a_site_of_a_consortium_sees_the_same_pixels(backbone: str, tmp_path: Path) -> None:
     server, _ = site_folders.consortium(tmp_path, **{"backbone.name": backbone, "dataset.size": 16})
-    site = Place.open(site_folders.site(server, tmp_path, 1))
+    site = SiteFolder.open(site_folders.site(server, tmp_path, 1))
     assert np.array_equal(site.dataset().images, expected(tmp_path / "images1"))

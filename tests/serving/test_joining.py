@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from promptfed import UserError, serving
 from promptfed.cli import serving as command
-from promptfed.data.partition import stratified
-from promptfed.flower import site as sites
+from promptfed.data.partitions import stratified
+from promptfed.data.site_images import SPLIT
+from promptfed.method import Method
 from promptfed.seeding import rng
 from promptfed.serving import joining
 
@@ -34,7 +35,7 @@ def held_back(site):
     """The images that the new site holds back for testing, and their classes."""
     files = sorted(site.rglob("*.png"))
     labels = np.array([NAMES.index(file.parent.name) for file in files])
-    test = np.sort(stratified([np.arange(len(files))], labels, sites.SPLIT, rng(0, "join"))[0].test)
+    test = np.sort(stratified([np.arange(len(files))], labels, SPLIT, rng(0, "join"))[0].test)
     return [files[i] for i in test], labels[test]
 
 
@@ -116,7 +117,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(runs, site, tmp_path
     (tmp_path / "broken" / "star" / "0.png").write_bytes(b"no image")
     refused(r'--data = ".*broken": 1 corrupt image \(star/0.png\), and no other', tmp_path / "broken")
     joining.join(folder, site, out=tmp_path / "there")
-    with pytest.raises(UserError, match="holds something already"):
+    with pytest.raises(UserError, match="is not empty: choose another folder"):
         joining.join(folder, site, out=tmp_path / "there")
 
 
@@ -150,3 +151,13 @@ def test_the_command(runs, site, tmp_path, monkeypatch):
     assert all(word in said.stdout for word in ("circle", "before", "after", "join.png"))
     again = CliRunner().invoke(app, ["predict", str(out), str(site), "--format", "json"])
     assert len(json.loads(again.stdout)) == 30
+
+
+def test_an_aggregate_that_is_not_finite_is_refused_as_in_a_run(runs, site, tmp_path, monkeypatch):
+    name = next(iter(RUNS))
+    folder = runs[name].folder
+    broken = lambda self, state, updates: {key: p * float("nan") for key, p in state.items()}  # noqa: E731
+    monkeypatch.setattr(Method, "aggregate", broken)
+    with pytest.raises(UserError, match=r'^the new site cannot train with ".*": aggregated to something not finite$'):
+        joining.join(folder, site, out=tmp_path / "joined")
+    assert not (tmp_path / "joined").exists()

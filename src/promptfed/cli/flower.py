@@ -28,7 +28,7 @@ app = typer.Typer(help="Federated learning between real sites, on Flower.", no_a
 console = Console()
 
 Folder = Annotated[Path, typer.Argument(metavar="CONSORTIUM", help="the consortium's folder at the server")]
-SiteFolder = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
+SiteArgument = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="without TLS and keys, on this machine alone: for trying things out")
 ]
@@ -87,8 +87,7 @@ def certs(
     _needs_flower()
     from ..flower import certificates, consortium
 
-    agreed = consortium.read(folder).consortium
-    assert agreed
+    _, agreed = consortium.read(folder)
     tls, names = folder / consortium.TLS, [agreed.address.rpartition(":")[0], *(host or [])]
     known = any((tls / name).exists() for name in (certificates.CA, certificates.CA_KEY))
     if known and not host and (tls / certificates.SERVER).exists():
@@ -131,19 +130,17 @@ def admit(
     _needs_flower()
     from ..flower import consortium
     from ..flower import link as flower_link
-    from ..flower.server import NODES
 
-    agreed = consortium.read(folder).consortium
-    assert agreed
+    _, agreed = consortium.read(folder)
     if client >= agreed.clients:
         raise UserError(f"--client = {client} must be 0 to {agreed.clients - 1}")
     with flower_link.control(folder, insecure=False) as control:
         node = flower_link.registered(control, key)
-        other = consortium.taken(folder / NODES, client, node)
+        other = consortium.taken(folder, client, node)
         if other is not None and not replace:
             raise UserError(f"--client = {client} is node {other} already: --replace puts this site in its place")
         node = flower_link.register(control, key) if node is None else node
-    consortium.remember(folder / NODES, node, client)
+    consortium.remember(folder, node, client)
     _say(f"client {client} is admitted as node {node}" + ("" if other is None else f", in place of node {other}"))
 
 
@@ -154,10 +151,9 @@ def expel(
     """Shut a site out of the runs that are submitted from now on. admit lets it in again."""
     _needs_flower()
     from ..flower import consortium
-    from ..flower.server import NODES
 
     consortium.read(folder)
-    node = consortium.forget(folder / NODES, client)
+    node = consortium.forget(folder, client)
     _say(f"client {client}, node {node}, takes no part in runs that are submitted from now on")
 
 
@@ -177,9 +173,8 @@ def submit(
     from ..runs import record
     from . import view
 
-    config = consortium.read(folder)
-    assert config.consortium
-    path, clients = folder / "runs" / run_name(name), config.consortium.clients
+    config, agreed = consortium.read(folder)
+    path = folder / "runs" / run_name(name)
     done, waited = len(record.read_lines(path)), ""
     (path / WAITING).unlink(missing_ok=True)
     with flower_link.control(folder, insecure) as control:
@@ -196,7 +191,7 @@ def submit(
                     _say(f"waiting for client {missing[1:-1]}, for {patience} at most")
                 waited = missing
                 for line in record.read_lines(path)[done:]:
-                    _say(told(line, clients))
+                    _say(told(line, agreed.clients))
                     done += 1
         except KeyboardInterrupt:
             flower_link.stop(control, number)
@@ -217,7 +212,7 @@ def submit(
 
 @app.command()
 def site(
-    folder: SiteFolder,
+    folder: SiteArgument,
     agreed: Annotated[Path, typer.Option("--consortium", help="the consortium.toml that the server's engineer sent")],
     client: Annotated[int, typer.Option("--client", min=0, help="which client of the consortium this is")],
     data: Annotated[Path, typer.Option("--data", help="this site's images: class/*.jpg")],
@@ -252,7 +247,7 @@ def site(
         files[certificates.CA] = certificates.pem(certificates.read_authority(authority))
     try:
         with _whole(folder, files):
-            found = site_folder.Place.open(folder).parts()
+            found = site_folder.SiteFolder.open(folder).parts()
             public = certificates.make_pair(folder)
     except OSError as error:
         raise UserError(f'"{error.filename}" cannot be read: {error.strerror}') from None
@@ -300,13 +295,13 @@ def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
 
 
 @app.command()
-def check(folder: SiteFolder) -> None:
+def check(folder: SiteArgument) -> None:
     """Look whether everything is here: images, weights, keys; and how much has been revealed."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import site as site_folder
 
-    place = site_folder.Place.open(folder)
+    place = site_folder.SiteFolder.open(folder)
     for name in (certificates.CA, certificates.KEY):
         if not (folder / name).exists():
             whence = (
@@ -322,14 +317,14 @@ def check(folder: SiteFolder) -> None:
 
 
 @app.command()
-def node(folder: SiteFolder, insecure: Insecure = False) -> None:
+def node(folder: SiteArgument, insecure: Insecure = False) -> None:
     """Take part, until it is stopped."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import node as flower_node
-    from ..flower.site import Place
+    from ..flower.site import SiteFolder
 
-    place = Place.open(folder)
+    place = SiteFolder.open(folder)
     if not insecure and not (place.folder / certificates.CA).exists():
         raise UserError(f'"{place.folder / certificates.CA}" is missing: it comes with the consortium.toml')
     flower_node.run(place, insecure, _say)

@@ -24,7 +24,6 @@ Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the f
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="print the expected cost and stop; needs no data and no weights")
 ]
-NoTiming = Annotated[bool, typer.Option("--no-timing", help="with --dry-run: measure nothing, estimate no time")]
 _CLIENTS = 20  # that the table of a partition lists
 
 
@@ -34,14 +33,13 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
     mini: Mini = False,
     dry_run: DryRun = False,
-    no_timing: NoTiming = False,
 ) -> None:
     """Train and evaluate one configuration."""
     preset, given = split(words)
     plan = api.prepare(preset, given, out=out, resume=resume, mini=mini)
     config, folder = plan.config, plan.folder
     if dry_run:
-        console.print(dryrun.table([(config.method.name, 1, config)], timing=not no_timing))
+        console.print(dryrun.table([(config.method.name, 1, config)]))
         return
     with (
         interruptible(f"promptfed run --resume --out {folder}"),
@@ -67,7 +65,6 @@ def compare(
     out: Out = None,
     mini: Mini = False,
     dry_run: DryRun = False,
-    no_timing: NoTiming = False,
 ) -> None:
     """Run several methods and seeds on the same partition; the same command again continues with what is not done."""
     preset, given = split(words)
@@ -83,7 +80,7 @@ def compare(
     jobs = [job for job in plan.jobs if plan.chosen(job)]
     if dry_run:
         each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
-        console.print(dryrun.table(each, timing=not no_timing))
+        console.print(dryrun.table(each))
         return
 
     def live(number: int, job: comparison.Job) -> view.Live:

@@ -13,7 +13,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 from .. import files
 from ..data import Dataset, cache
 from ..models import Model
-from ..params import Params, stack
+from ..params import Params, digest, stack
 from ..tuning import Tuning
 
 CHUNK = 128  # samples a forward pass
@@ -76,11 +75,11 @@ class FrozenValues:
 
     def _anew(self, index: np.ndarray) -> Params:
         found: dict[int, Params] = {}
-        chunks, places = index // CHUNK, index % CHUNK
+        chunks, within = index // CHUNK, index % CHUNK
         for chunk in np.unique(chunks):
             values = self._forward(slice(chunk * CHUNK, (chunk + 1) * CHUNK))
             for i in np.flatnonzero(chunks == chunk):
-                found[int(i)] = {name: v[places[i]] for name, v in values.items()}
+                found[int(i)] = {name: v[within[i]] for name, v in values.items()}
         if not found:
             return {name: v[:0] for name, v in self._forward(slice(0, 1)).items()}
         return stack([found[i] for i in range(len(index))])
@@ -92,14 +91,10 @@ class FrozenValues:
             return self._tuning.frozen(self._model, (x.float() - mean) / std)
 
     def _key(self) -> str:
-        digest = blake2b(digest_size=16)
-        for name, p in sorted(self._model.weights.items()):
-            if not name.startswith("head."):  # never part of what is frozen
-                digest.update(name.encode())
-                digest.update(p.detach().cpu().contiguous().numpy().tobytes())
+        frozen = {name: p for name, p in self._model.weights.items() if not name.startswith("head.")}
         mean, std = normalisation(self._model, self._dataset, torch.device("cpu"))
         return cache.key(
-            weights=digest.hexdigest(),
+            weights=digest(frozen),
             dataset=self._dataset.fingerprint,
             scale=[mean.flatten().tolist(), std.flatten().tolist()],
             value=self._tuning.frozen_name(self._model),

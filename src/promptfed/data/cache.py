@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from promptfed.errors import UserError
+from ..errors import UserError
 
 FORMAT = 1  # part of every key: raise it when the pixels of an unchanged source would come out differently
 _ABANDONED = 2 * 24 * 3600  # seconds after which the temporary folder of a killed process is swept away

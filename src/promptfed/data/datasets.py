@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from promptfed.data import cache, folders, hub, sources
-from promptfed.data.catalogue import CATALOGUE, Entry
-from promptfed.data.images import Resize, pixels
-from promptfed.data.sources import Labels, Located, Source
-from promptfed.errors import UserError, nearest
+from ..errors import UserError, nearest
+from . import cache, folders, sources, tables
+from .catalogue import CATALOGUE, Entry
+from .images import Resize, pixels
+from .sources import Labels, Located, Source
 
 _TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
 _CHUNK = 256  # images decoded between two writes
@@ -222,21 +222,21 @@ def _locate(config: DatasetConfig, entry: Entry | None) -> Located:
         if entry.folder is not None and Path(entry.folder).is_dir():
             return sources.idx(Path(entry.folder), splits)
         if entry.hub is not None:
-            return hub.hub(entry.hub, config=entry.config, splits=splits, **columns)
+            return tables.of_hub(entry.hub, config=entry.config, splits=splits, **columns)
         raise UserError(f'dataset.name = "{config.name}" has to be fetched by hand: {entry.manual}')
     path = Path(config.name).expanduser()
     if path.exists():
         if path.is_dir() and sources.idx_files(path):
             return sources.idx(path, splits)
-        if hub.tables(path):
-            return hub.local(path, splits=splits, **columns)
+        if tables.find(path):
+            return tables.of_files(path, splits=splits, **columns)
         if path.is_dir():
             return folders.folder(path, splits)
         raise UserError(f'dataset.name = "{config.name}" is neither a folder nor a parquet or arrow file')
     if config.name.startswith(("/", "./", "../", "~")) or config.name.count("/") > 1:
         raise UserError(f'dataset.name = "{config.name}" does not exist; allowed: an existing folder or parquet file')
     if _HUB_ID.fullmatch(config.name):
-        return hub.hub(config.name, splits=splits, **columns)
+        return tables.of_hub(config.name, splits=splits, **columns)
     raise UserError(
         f'dataset.name = "{config.name}" is unknown{nearest(config.name, CATALOGUE)} '
         f"(allowed: a path, a hub id such as uoft-cs/cifar10, or one of {', '.join(sorted(CATALOGUE))})"

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from promptfed import files
-from promptfed.data.datasets import Dataset
-from promptfed.errors import UserError
+
+from ..errors import UserError
+from .datasets import Dataset
 
 _SPLITS = ("train", "val", "test")
 

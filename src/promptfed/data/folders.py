@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from promptfed.data.sources import IMAGE_SUFFIXES, SPLIT_NAMES, SPLITS, Located, Source, identify
-from promptfed.errors import UserError
+from ..errors import UserError
+from .sources import IMAGE_SUFFIXES, SPLIT_NAMES, SPLITS, Located, Source, identify
 
 _LAYOUTS = "class/*.jpg, split/class/*.jpg, domain/class/*.jpg or client/{train,test}/class/*.jpg"
 _TOLD = 5  # folders that fit a sentence

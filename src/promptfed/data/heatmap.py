@@ -7,8 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from promptfed.data.federation import Federation
-from promptfed.errors import UserError
+from ..errors import UserError
+from .federation import Federation
 
 _NAMED = 40  # rows or columns up to which each one is labelled
 _WRITTEN = 400  # cells up to which each one shows its count

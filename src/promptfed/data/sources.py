@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
-from promptfed.data import shapes
-from promptfed.errors import UserError
+from ..errors import UserError
+from . import shapes
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"})
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}

@@ -27,15 +27,12 @@ from ..data import Dataset
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
+from ..params import digest as digest_of
 from ..privacy import Privacy
 from ..runs.build import Parts, host_from
-from . import wire as wire  # first: it tells Flower to keep quiet
-from .site import Place, SiteHost, run_name
-
-# isort: split
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.common.logger import log
+from . import wire
+from ._flwr import ClientApp, Context, Message, RecordDict, log
+from .site import SiteFolder, SiteHost, run_name
 
 Find = Callable[[Context], tuple[Host, int]]  # where a node's data are, and which client it is
 
@@ -104,14 +101,10 @@ def fingerprint(
     method: Method, model: Model, dataset: Dataset, seed: int, privacy: Privacy | None = None
 ) -> dict[str, str]:
     """What must be the same at every node and at the server, since it is never sent."""
-    weights = sha256()
-    for name, p in sorted(model.weights.items()):
-        weights.update(f"{name} {p.dtype} {tuple(p.shape)} ".encode())
-        weights.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     scale = [v.flatten().tolist() for v in normalisation(model, dataset, torch.device("cpu"))]
     kind, layers = type(method), [type(layer).__qualname__ for layer in methods.everything(method.tuning)]
     parts: dict[str, Any] = {
-        "backbone": [model.name, weights.hexdigest()],
+        "backbone": [model.name, digest_of(model.weights)],
         "preprocessing": [list(dataset.images.shape[1:]), scale, asdict(model.resize)],
         "class list": list(dataset.classes),
         "method": [kind.__module__, kind.__qualname__, layers],
@@ -169,9 +162,9 @@ def simulated(file: str, context: Context) -> tuple[Host, int]:
 class Resident:
     """The site's parts, loaded once, and the host of the run that is asked for."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.parts: Parts = place.parts()
+    def __init__(self, site: SiteFolder) -> None:
+        self.site = site
+        self.parts: Parts = site.parts()
         self._name, self._host = "", None  # type: str, SiteHost | None
 
     def __call__(self, context: Context) -> tuple[SiteHost, int]:
@@ -179,27 +172,11 @@ class Resident:
         name = run_name(context.run_config.get("run"))
         if self._host is None or name != self._name:
             self.close()
-            self._host, self._name = self.place.host(name, self.parts), name
+            self._host, self._name = self.site.host(name, self.parts), name
         self._host.run = context.run_id
-        return self._host, self.place.settings.client
+        return self._host, self.site.settings.client
 
     def close(self) -> None:
         if self._host is not None:
             self._host.close()
         self._host = None
-
-
-_residents: dict[str, Resident] = {}  # of this process, by the site's folder
-
-
-def at_site(context: Context) -> tuple[Host, int]:
-    """For nodes that Flower itself starts processes for: their own configuration names the site's folder.
-
-    No message says where anything is: a server cannot make a node open files of its choice.
-    """
-    place = context.node_config.get("site")
-    if not isinstance(place, str):
-        raise UserError('this node\'s --node-config has no site="..." that names its folder')
-    if place not in _residents:
-        _residents[place] = Resident(Place.open(Path(place)))
-    return _residents[place](context)

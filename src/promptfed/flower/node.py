@@ -24,65 +24,52 @@ from logging import WARNING
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import httpx
+
 from .. import files
 from ..errors import UserError
+from . import _flwr as F
+from ._flwr import ClientApp, Context, Message, log
 from .app import Resident, client_app
 from .certificates import PUBLIC, write_private
-from .site import Place
+from .site import SiteFolder
 from .supernode import LOG, SuperNode
 from .wire import TYPES
-
-# isort: split
-import httpx
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
-from flwr.common.logger import log
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 _POLL = 0.1  # seconds between looks for a task
 _GHOST = 90.0  # seconds: for up to 60 Flower takes a killed node for one that is there, and refuses it a second time
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-def run(place: Place, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
+def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
     """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
-    place.private()
+    site.private()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by way of what has to be put away
-    with _alone(place):
-        resident = Resident(place)
+    with _alone(site):
+        resident = Resident(site)
         try:
-            _keep_up(place, client_app(resident), insecure, said)
+            _keep_up(site, client_app(resident), insecure, said)
         except KeyboardInterrupt:
             said("stopped; what is private is kept")
         finally:
             resident.close()
 
 
-def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
+def _keep_up(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
     """For a minute Flower takes a node that was killed for one that is there, and refuses it a second time."""
     until: float | None = None  # of refusals, from the first on: to connect may have taken long
     while True:
-        node, code = _attend(place, app, insecure, said)
+        node, code = _attend(site, app, insecure, said)
         if until is None or node.connected:
             until = time.monotonic() + _GHOST
         if node.fault:
             raise UserError(node.fault)
         if not node.refused and not node.connected:
-            raise UserError(f"the SuperNode has ended (exit code {code}): {place.folder / LOG} says why")
+            raise UserError(f"the SuperNode has ended (exit code {code}): {site.folder / LOG} says why")
         if time.monotonic() > until:
             raise UserError(
-                f"the SuperLink refuses this site: its key is not admitted (send {place.folder / PUBLIC} to the "
+                f"the SuperLink refuses this site: its key is not admitted (send {site.folder / PUBLIC} to the "
                 "server's engineer), or another node has it"
             )
         refused = "the SuperLink refuses this site so far: not admitted, or its last node ended a moment ago"
@@ -91,9 +78,9 @@ def _keep_up(place: Place, app: ClientApp, insecure: bool, said: Callable[[str],
 
 
 @contextmanager
-def _alone(place: Place) -> Iterator[None]:
+def _alone(site: SiteFolder) -> Iterator[None]:
     """One node at a time has the site's folder."""
-    held = place.folder / ".node"
+    held = site.folder / ".node"
     try:
         with files.lock(held, seconds=0) as file:
             file.truncate(0)
@@ -104,12 +91,12 @@ def _alone(place: Place) -> Iterator[None]:
         raise UserError(f"this site's node is running already (process {held.read_text().strip()})") from None
 
 
-def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:
+def _attend(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> tuple[SuperNode, int]:
     """Answers for one SuperNode until it ends; -> it, and its exit code"""
-    with tempfile.TemporaryDirectory(dir=place.folder, prefix=".node-") as scratch:
+    with tempfile.TemporaryDirectory(dir=site.folder, prefix=".node-") as scratch:
         secret, port = secrets.token_bytes(32), _free_port()
         write_private(Path(scratch) / "secret", secret)
-        node = SuperNode(place, insecure, port, Path(scratch), said)
+        node = SuperNode(site, insecure, port, Path(scratch), said)
         try:
             serve(app, f"127.0.0.1:{port}", secret, node.alive, said)
         finally:
@@ -117,7 +104,7 @@ def _attend(place: Place, app: ClientApp, insecure: bool, said: Callable[[str], 
         return node, code
 
 
-_Task = tuple[ExitStack, RuntimeHttpClient, Message, Context]  # what is to be put away behind it, and what is asked
+_Task = tuple[ExitStack, F.RuntimeHttpClient, Message, Context]  # what to close afterwards, and what is asked
 
 
 def serve(
@@ -128,10 +115,10 @@ def serve(
     What a task asks is fetched aside: of one whose SuperLink has died it may never come, and others must not wait.
     """
     ready: SimpleQueue[_Task] = SimpleQueue()
-    with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
+    with _client(address, F.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
         while alive():
             try:
-                found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                found = client.AcquireTask(F.AcquireTaskRequest(supported_task_types=[F.TaskType.CLIENT_APP]))
                 if found.HasField("task") and found.token:
                     threading.Thread(target=_fetch, args=(address, found.token, ready), daemon=True).start()
             except httpx.HTTPError:  # it is not up yet, or going down
@@ -156,31 +143,31 @@ def _fetch(address: str, token: str, ready: SimpleQueue[_Task]) -> None:
     """What is asked. The server's app comes with it, and is left where it is."""
     with ExitStack() as stack:
         try:
-            client = stack.enter_context(_client(address, RuntimeTokenHttpInterceptor(token)))
+            client = stack.enter_context(_client(address, F.RuntimeTokenHttpInterceptor(token)))
             stack.enter_context(_heartbeat(client))
-            message, context, _, _ = pull_task_input(client)
+            message, context, _, _ = F.pull_task_input(client)
         except Exception as error:  # the SuperNode is gone, the task has expired, or the message is none
             log(WARNING, "a message could not be fetched: %s: %s", type(error).__name__, error)
             return
         ready.put((stack.pop_all(), client, message, context))
 
 
-def _answer(app: ClientApp, stack: ExitStack, client: RuntimeHttpClient, message: Message, context: Context) -> None:
+def _answer(app: ClientApp, stack: ExitStack, client: F.RuntimeHttpClient, message: Message, context: Context) -> None:
     """One message, answered as Flower's own process would, but by the app that is here."""
     with stack, suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
         try:
-            push_message(client, app(message=message, context=context), context)
+            F.push_message(client, app(message=message, context=context), context)
         except Exception as error:  # of a message that is none: the next one may be
             log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
-            push_task_output(client, context, SubStatus.FAILED, type(error).__name__)
+            F.push_task_output(client, context, F.SubStatus.FAILED, type(error).__name__)
         else:
-            push_task_output(client, context, SubStatus.COMPLETED, "")
+            F.push_task_output(client, context, F.SubStatus.COMPLETED, "")
 
 
 @contextmanager
-def _client(address: str, interceptor: object) -> Iterator[RuntimeHttpClient]:
-    client = RuntimeHttpClient.from_server_address(
-        address, True, None, [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
+def _client(address: str, interceptor: object) -> Iterator[F.RuntimeHttpClient]:
+    client = F.RuntimeHttpClient.from_server_address(
+        address, True, None, [F.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
     )
     try:
         yield client
@@ -189,15 +176,15 @@ def _client(address: str, interceptor: object) -> Iterator[RuntimeHttpClient]:
 
 
 @contextmanager
-def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
+def _heartbeat(client: F.RuntimeHttpClient) -> Iterator[None]:
     """Tells that the task is under way. Flower's own would stop this process when a task has expired."""
 
     def beat() -> bool:
         with suppress(httpx.HTTPError):
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            client.SendTaskHeartbeat(F.SendTaskHeartbeatRequest())
         return True
 
-    sender = HeartbeatSender(beat)
+    sender = F.HeartbeatSender(beat)
     sender.start()
     try:
         yield

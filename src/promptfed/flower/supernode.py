@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from .certificates import CA, KEY
-from .site import Place
+from .site import SiteFolder
 
 LOG = "node.log"
 _MOST = 10_000_000  # bytes of a log that is begun anew
@@ -30,7 +30,7 @@ def watch(parent=os.getppid()):
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=watch, daemon=True).start()
-from flwr.supernode.cli import flower_supernode
+from promptfed.flower._flwr import flower_supernode
 flower_supernode()
 """
 
@@ -38,16 +38,14 @@ flower_supernode()
 class SuperNode:
     """`fault`: why it cannot connect, as far as it has said so. `refused`: that the SuperLink does not let it in."""
 
-    def __init__(self, place: Place, insecure: bool, port: int, scratch: Path, said: Callable[[str], None]) -> None:
-        agreed = place.config.consortium
-        assert agreed
-        self._said, self._client, self._address = said, place.settings.client, agreed.address
+    def __init__(self, site: SiteFolder, insecure: bool, port: int, scratch: Path, said: Callable[[str], None]) -> None:
+        self._said, self._client, self._address = said, site.settings.client, site.agreed.address
         self._tls = "without TLS" if insecure else "with TLS"
         self.connected, self.refused, self.fault = False, False, ""
         self._told = -_QUIET
-        keys = ["--root-certificates", str(place.folder / CA), "--auth-supernode-private-key", str(place.folder / KEY)]
+        keys = ["--root-certificates", str(site.folder / CA), "--auth-supernode-private-key", str(site.folder / KEY)]
         options = {
-            "--superlink": agreed.address,
+            "--superlink": site.agreed.address,
             "--isolation": "process",
             "--host": "127.0.0.1",
             "--port": str(port),
@@ -65,7 +63,7 @@ class SuperNode:
         )
         said(f"client {self._client}: connecting to {self._address}; its SuperNode is process {self._process.pid}")
         assert self._process.stdout
-        log = place.folder / LOG
+        log = site.folder / LOG
         if log.exists() and log.stat().st_size > _MOST:
             log.unlink()
         self._listener = threading.Thread(target=self._listen, args=(self._process.stdout, log), daemon=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..clients.wire import pack, unpack
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
-from ..params import Params
+from ..params import Params, digest
 from ..tuning import Full, Tuning
 
 FORMAT = 1
@@ -35,7 +34,7 @@ def write(path: Path, card: Card, tuning: Tuning, model: Model, params: Params) 
     if path.suffix != SUFFIX:
         raise UserError(f'"{path}" must end in {SUFFIX}')
     seeded, loaded = _frozen(model, tuning, params)
-    card = {**card, "backbone": {**card["backbone"], "frozen": _digest(loaded)}}
+    card = {**card, "backbone": {**card["backbone"], "frozen": digest(loaded) if loaded else None}}
     tensors = {**P.nested(_PARAMS, params, "/"), **P.nested(_FROZEN, seeded, "/")}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +109,7 @@ def _check(file: Path, card: Card, model: Model, method: Method, params: Params,
     for found, wanted in ((params, method.tuning.init(model, card["seed"])), (seeded, drawn)):
         if {name: p.shape for name, p in found.items()} != {name: p.shape for name, p in wanted.items()}:
             raise UserError(f'"{file}" is damaged: it does not hold what "{card["method"]["name"]}" trains')
-    if card["backbone"]["frozen"] != _digest(loaded):
+    if card["backbone"]["frozen"] != (digest(loaded) if loaded else None):
         raise UserError(f'"{file}" was trained with other weights than backbone "{model.name}" has here')
 
 
@@ -122,13 +121,3 @@ def _frozen(model: Model, tuning: Tuning, params: Params) -> tuple[Params, Param
     fresh = model.preprocess is None
     seeded = {name: p for name, p in rest.items() if fresh or name.startswith("head.")}
     return seeded, {name: p for name, p in rest.items() if name not in seeded}
-
-
-def _digest(weights: Params) -> str | None:
-    if not weights:
-        return None
-    digest = blake2b(digest_size=16)
-    for name, p in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(p.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

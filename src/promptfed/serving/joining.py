@@ -1,10 +1,10 @@
 """A new site joins a finished run: it gets a model of its own, and the run stays as it is.
 
-The site is enrolled as a newcomer behind the last round and trains alone, on a copy of the server's state that its own
-updates alone are aggregated into: a federation of one that begins where the run has ended. Whatever a method does with
-an update (pFedPG's descriptor moves, DP2FL's data prompt is weighted by validation losses) is done as in a run; nobody
-else sees any of it. `before` is the model that the site receives, `after` the one it receives when it has trained; both
-are adapted where the method adapts.
+The site is enrolled as a newcomer after the last round and trains alone, on a copy of the server's state that only its
+own updates are aggregated into: a federation of one that starts where the run ended. Whatever a method does with an
+update (pFedPG's descriptor moves, DP2FL's data prompt is weighted by validation losses) is done as in a run; no other
+client sees any of it. `before` is the model that the site receives, `after` the one it receives when it has trained;
+both are adapted where the method adapts.
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import files
+from .. import files, server
 from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
-from ..data import Dataset, Federation
+from ..data import Dataset, Federation, site_images
 from ..errors import UserError
-from ..flower.site import places, share, source
 from ..method import State
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
 from ..scoring import Score, Scores
-from ..server import screen
 from .images import complain, decode
 from .predictor import Predictor
 from .runs import predictor
@@ -66,7 +63,7 @@ def join(
     data = Path(data).expanduser()
     folder = Path(out).expanduser() if out else _fresh(Path(run), data)
     if (folder / "join.json").exists() or (folder / "config.toml").exists():
-        raise UserError(f'--out = "{folder}" holds something already: name another folder')
+        raise UserError(f'--out = "{folder}" is not empty: choose another folder')
     with reading(run, device=device, federation=federation) as held, tempfile.TemporaryDirectory() as scratch:
         dataset, skipped = _dataset(held, data, Path(scratch) / "data")
         joined, before, after, state, store = _train(held, dataset, rounds, Path(scratch) / "clients")
@@ -109,10 +106,10 @@ def _fresh(run: Path, data: Path) -> Path:
 
 
 def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[build.Parts, Score, Score, State, Store]:
-    """-> parts with the new site in them, scores on its test data before and after, the state and what it remembers."""
+    """-> parts that include the new site, scores on its test data before and after, the state and what it remembers."""
     parts, client = held.parts, len(held.parts.federation.sites)
-    site = share(dataset, parts.config.seed)
-    # The others' places, so that the newcomer has a number that none of them has.
+    site = site_images.split(dataset, parts.config.seed)
+    # Empty sites for the others, so that the newcomer has a number of its own.
     parts = replace(parts, federation=Federation(dataset, (*[build.empty_site()] * client, site), {"name": "join"}))
     method, config = parts.method, parts.config
     store = Store(memory)
@@ -133,18 +130,15 @@ def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[buil
             found: list[Scores] = clients.evaluate(down, as_of=as_of, pooled=False, after_local=False)
             return found[0].parts["test"]
 
-        state = method.admit(held.state, client, clients.enroll([client])[client], held.round + 1)
+        last = held.round + rounds
+        plan = server.Plan(last, 1.0, config.seed, after_local="none")
+        state = server.admit(method, held.state, clients, [client], held.round + 1)
         before = scored(state, held.round + 1)
-        for round in range(held.round + 1, held.round + rounds + 1):
-            updates, _ = clients.train({client: method.down(state, client)}, round, score=False)
-            used, left_out = screen(updates, [client], method.shared(parts.init), partial(method.unusable, state))
-            if not used:
-                raise UserError(f'the new site cannot train with "{config.method.name}": {left_out[0]["why"]}')
-            state = method.aggregate(state, used)
-            second = method.send_second(state, used)
-            if second:
-                clients.send_second(second, round)
-        return parts, before, scored(state, held.round + rounds + 1), state, store
+        for round in range(held.round + 1, last + 1):
+            state, line, _ = server.step(method, parts.init, clients, plan, state, round)
+            if line["left_out"]:
+                raise UserError(f'the new site cannot train with "{config.method.name}": {line["left_out"][0]["why"]}')
+        return parts, before, scored(state, last + 1), state, store
     except BaseException:
         store.close()
         raise
@@ -156,8 +150,8 @@ def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[buil
 def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ...]]:
     """The folder's images as the run's own dataset would have them; and those that could not be read."""
     its = held.parts.federation.dataset
-    found = source(path)
-    known = places(path, found.classes, its.classes)
+    found = site_images.read(path)
+    known = site_images.class_indices(path, found.classes, its.classes)
     images, labels, skipped = [], [], []
     for i, label in enumerate(found.labels):
         image = decode(path / found.name(i), held.parts.model.image[0], held.parts.model.resize)
@@ -191,7 +185,7 @@ def _numbers(score: Score, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def draw(numbers: dict[str, Any], path: Path) -> Path:
-    """Accuracy before and after, as a whole and of each class that the site has test images of."""
+    """Accuracy before and after, overall and of each class that the site has test images of."""
     from ..report import style  # matplotlib is slow to import
 
     stages = {"before": style.GREY, "after": style.BLUE}
@@ -226,7 +220,7 @@ def draw(numbers: dict[str, Any], path: Path) -> Path:
     rounds = numbers["rounds"]
     style.title(
         figure,
-        f"{numbers['site']} joins {numbers['run']} ({numbers['method']}) behind round {rounds['run']}; "
+        f"{numbers['site']} joins {numbers['run']} ({numbers['method']}) after round {rounds['run']}; "
         f"training images: {numbers['n_train']}, rounds alone: {rounds['joined']}",
         size=10,
     )

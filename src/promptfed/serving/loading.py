@@ -8,7 +8,7 @@ from typing import Any
 from .. import params as P
 from ..data import Federation
 from ..errors import UserError
-from ..flower.site import SETTINGS, Place
+from ..flower.site import SETTINGS, SiteFolder
 from ..runs import build
 from ..runs.opened import reading
 from . import exported
@@ -48,7 +48,7 @@ def load(
             return of_all(run) if client is None else of_client(run, run.number(client))
     at = next((folder for folder in (path, path.parent.parent) if (folder / SETTINGS).exists()), None)
     if at and path.is_dir():
-        made = of_site(Place.open(at), path.name if at != path else None, device)
+        made = of_site(SiteFolder.open(at), path.name if at != path else None, device)
     else:
         where = build.pick_device(device)
         card, tuning, model, params = exported.read(exported.find(path), backbone, trust)

@@ -8,7 +8,7 @@ from .. import params as P
 from ..clients.store import Store
 from ..clients.wire import unpack
 from ..errors import UserError
-from ..flower.site import RECEIVED, Place
+from ..flower.site import RECEIVED, SiteFolder
 from ..params import Params
 from ..runs import build, record
 from ..runs.opened import Run, client_params
@@ -97,7 +97,7 @@ def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predi
 # ---- at a site
 
 
-def of_site(place: Place, name: str | None, device: str) -> Predictor:
+def of_site(place: SiteFolder, name: str | None, device: str) -> Predictor:
     """A site's own model as it was last scored in a run (none: the latest): what it was sent, with what is private."""
     found = sorted((place.folder / "runs").glob(f"{name or '*'}/{RECEIVED}"), key=lambda p: p.stat().st_mtime)
     if not found:

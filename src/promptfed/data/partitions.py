@@ -5,9 +5,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from promptfed.data.datasets import Dataset
-from promptfed.data.federation import Federation, Site
-from promptfed.errors import UserError
+from ..errors import UserError
+from .datasets import Dataset
+from .federation import Federation, Site
 
 _TRIES = 100  # draws of a random partition before giving up on min_samples
 _STREAM = 0x9A27  # keeps these draws apart from other uses of the same seed
