@@ -126,11 +126,11 @@ def partition(
     """Draw how the data would be split over clients, without training."""
     preset, given = split(words)
     config = api.prepare(preset, given).config
-    from ..data.heatmap import check, draw
+    from ..report import draw_partition, style  # slow to import
 
-    check(out)
+    style.check(out)
     federation = build.split(config)
-    draw(federation, out)
+    draw_partition(federation, out)
     if save:
         federation.save(save)
     table = Table(title=f"{federation.dataset.name}: {len(federation.sites)} clients", title_justify="left")
