@@ -83,6 +83,14 @@ def read_settings(folder: Path) -> Settings:
         raise one_sentence(error, SETTINGS) from None
 
 
+def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
+    """consortium.toml, of a server or of a site."""
+    config = C.make(C.read(folder / AGREED))
+    if config.consortium is None:
+        raise UserError(f'"{folder / AGREED}" has no [consortium]')
+    return config, config.consortium
+
+
 @dataclass(frozen=True)
 class SiteFolder:
     """A site's folder, read."""
@@ -90,6 +98,7 @@ class SiteFolder:
     folder: Path
     settings: Settings
     config: C.Config
+    agreed: C.Consortium
 
     @classmethod
     def open(cls, folder: Path) -> SiteFolder:
@@ -97,17 +106,15 @@ class SiteFolder:
         if not (folder / SETTINGS).exists():
             raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
         settings = read_settings(folder)
-        config = C.make(C.read(folder / AGREED))
-        if config.consortium is None:
-            raise UserError(f'"{folder / AGREED}" has no [consortium]')
-        if settings.client >= config.consortium.clients:
-            last = config.consortium.clients - 1
+        config, agreed = read_agreed(folder)
+        if settings.client >= agreed.clients:
+            last = agreed.clients - 1
             raise UserError(f"client = {settings.client} must be 0 to {last}, the clients of the consortium")
         if settings.epsilon is not None:
             accounting()
             if not config.privacy.noise:
                 raise UserError(f"epsilon = {settings.epsilon:g} in {SETTINGS} needs privacy.noise above 0 in {AGREED}")
-        return cls(folder, settings, config)
+        return cls(folder, settings, config, agreed)
 
     def ledger(self) -> Ledger | None:
         """What it has released, where there is differential privacy."""
