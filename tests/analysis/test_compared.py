@@ -10,7 +10,7 @@ from analysed import made
 from promptfed import UserError
 from promptfed.analysis import Options, compared, make
 from promptfed.analysis.opened import Comparison
-from promptfed.cli.analyse import analyse
+from promptfed.cli.report import analyse
 from promptfed.runs import config as C
 
 
