@@ -72,7 +72,7 @@ def numbers(folder: Path) -> tuple[float, float]:
 
 
 def in_one_process(clients: int, engine: dict[str, str], out: Path) -> tuple[float, float, float]:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     promptfed.run(
         method=METHOD,
         dataset={"name": "shapes", "limit": IMAGES * clients},
@@ -83,7 +83,7 @@ def in_one_process(clients: int, engine: dict[str, str], out: Path) -> tuple[flo
         engine=engine,
         out=out,
     )
-    whole = time.perf_counter() - begun
+    whole = time.perf_counter() - started
     lines = record.read_lines(out)
     return whole - sum(map(spent, lines)), *numbers(out)
 
@@ -152,24 +152,24 @@ def deployed(clients: int, folder: Path) -> None:
         theirs.write_text(
             (server / "consortium.toml").read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{counter.port}")
         )
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for client in range(clients):
             at, data = folder / f"site{client}", folder / "images" / str(client)
             where = ("--consortium", theirs, "--ca", server / "tls" / "ca.pem", "--data", data)
             flower("site", at, *where, "--client", client)
             flower("admit", server, at / "site.pub", "--client", client)
-        made = time.perf_counter() - begun
-        begun = time.perf_counter()
+        made = time.perf_counter() - started
+        started = time.perf_counter()
         running += [background(folder / f"{c}.log", "node", folder / f"site{c}") for c in range(clients)]
         wait(lambda: all("is connected" in (folder / f"{c}.log").read_text() for c in range(clients)))
-        up = time.perf_counter() - begun
+        up = time.perf_counter() - started
         time.sleep(20)
-        before, begun = counter.bytes, time.perf_counter()
+        before, started = counter.bytes, time.perf_counter()
         time.sleep(30)
-        idle = (counter.bytes - before) / clients / (time.perf_counter() - begun) * 60
-        before, begun = counter.bytes, time.perf_counter()
+        idle = (counter.bytes - before) / clients / (time.perf_counter() - started) * 60
+        before, started = counter.bytes, time.perf_counter()
         flower("submit", server, "--name", "bench")
-        took, sent = time.perf_counter() - begun, counter.bytes - before
+        took, sent = time.perf_counter() - started, counter.bytes - before
     finally:
         for process in reversed(running):
             process.terminate()

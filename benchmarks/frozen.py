@@ -248,10 +248,10 @@ def peak(pairs: int) -> None:
         return gradient(plain_vit(w, x, {0: tokens.expand(BATCH, -1, -1)}, 1), y, tokens)
 
     def product_rate(n: int) -> float:
-        begun, times = time.process_time(), 2**34 // n**3
+        started, times = time.process_time(), 2**34 // n**3
         for _ in range(times):
             squares[n] @ squares[n]
-        return times * 2 * n**3 / (time.process_time() - begun)
+        return times * 2 * n**3 / (time.process_time() - started)
 
     mine, best, shares = [], [], []
     for _ in range(pairs):

@@ -57,7 +57,7 @@ def simulate(clients: int) -> None:
         federation = promptfed.Federation(data, sites, {"name": "benchmark"})
         watcher = threading.Thread(target=watch)
         watcher.start()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         rounds = max(1, clients // 100)
         promptfed.run(
             method={"name": "pfedpt", "epochs": 1, "prompt_epochs": 1, "prompt_size": 2},
@@ -68,7 +68,7 @@ def simulate(clients: int) -> None:
             engine={"workers": 1},
             out=Path(folder) / "run",
         )
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - started
         stop.set()
         watcher.join()
         stored = sum(p.stat().st_blocks * 512 for p in (Path(folder) / "run" / "clients").iterdir()) / 1e6

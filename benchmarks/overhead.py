@@ -55,9 +55,9 @@ def plain_loop(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def seconds(work) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Blocks of unequal clients of the linear model, and their training."""
+"""Blocks of clients of different sizes on the linear model, and their training."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def run(method: Method, block: Sequence[Work], model: Model = MODEL, round: int 
 
 
 def block_of(method: Method, sizes: Sequence[int] = SIZES, model: Model = MODEL) -> list[Work]:
-    """Clients that start from different weights, received different things and remember different things."""
+    """Clients that differ in their initial weights, in what they received and in what they remember."""
     state = method.begin(model, method.tuning.init(model, SEED), 0)
     found = []
     for client, n in enumerate(sizes, start=1):

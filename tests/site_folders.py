@@ -22,7 +22,7 @@ SETTINGS_OF = {
 
 
 def pictures(folder, classes=range(4), each=10, seed=0):
-    """A site's images: class/*.png"""
+    """A site's images: CLASS/*.png"""
     random = np.random.default_rng(seed)
     for label in classes:
         at = Path(folder) / NAMES[label].replace(" ", "_")
@@ -34,7 +34,7 @@ def pictures(folder, classes=range(4), each=10, seed=0):
 
 
 def consortium(folder, clients=3, address="127.0.0.1:9092", **settings):
-    """-> the server's folder, and its parts"""
+    """-> the server's folder, and the assembled parts"""
     agreed = {"clients": clients, "classes": NAMES, "address": address}
     config = C.make(SETTINGS_OF, {"consortium": agreed}, C.undot(settings.items()))
     consortia.create(folder / "server", config)
@@ -42,7 +42,7 @@ def consortium(folder, clients=3, address="127.0.0.1:9092", **settings):
 
 
 def site(server, folder, client, classes=range(4), **changes):
-    """-> the site's folder, which has all but keys"""
+    """-> the site's folder, complete except for its keys"""
     at = folder / f"site{client}"
     at.mkdir(mode=0o700)
     data = pictures(folder / f"images{client}", classes, seed=client)

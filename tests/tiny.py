@@ -1,6 +1,6 @@
 """A model small enough to differentiate by hand, its gradients in NumPy, and a few samples for it.
 
-The NumPy half is written in float64 from the formulas alone and calls nothing of the package but its seeded generator.
+The NumPy half is written in float64 from the formulas alone; of the package it uses only the seeded generator.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 Numbers = dict[str, np.ndarray]
 Gradient = Callable[[Numbers, np.ndarray, np.ndarray], Numbers]
 
-# Methods that train whatever weights there are, and need no first contact to do so.
+# Methods that train all weights of any model and need nothing from enrollment.
 OTHER = ("fedmix", "fedem")
 PLAIN = [name for name, kind in METHODS.items() if kind.tuned is Method.tuned and name not in OTHER]
 
@@ -34,12 +34,12 @@ IMAGE = (2, 5, 6)
 CLASSES = 3
 BODY = ("body.weight", "body.bias")
 HEAD = ("head.weight", "head.bias")
-SEED, ROUND, CLIENT = 3, 2, 5  # none of them zero, none alike
+SEED, ROUND, CLIENT = 3, 2, 5  # not zero, and all different
 
 
 @dataclass
 class Linear(Model):
-    """Two linear layers without anything between them."""
+    """Two linear layers with nothing between them."""
 
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         return x.flatten(1) @ weights["body.weight"].T + weights["body.bias"]
@@ -71,19 +71,19 @@ def work(
 
 
 def near(params: Params, seed: int, scale: float = 0.2) -> Params:
-    """Other values of the same names and shapes."""
+    """Parameters of the same names and shapes with other values."""
     g = np.random.default_rng([seed, 7])
     return {k: v + torch.from_numpy(g.normal(0, scale, v.shape).astype(np.float32)) for k, v in params.items()}
 
 
 def toy_host(method: Method, path: Path, sizes: Sequence[int] = (8, 6), block: int = 1) -> Host:
-    """The linear model and clients of these sizes, with nothing held out."""
-    data, nobody = samples(sum(sizes)), np.arange(0)
+    """The linear model and clients with this many training samples, no validation or test data."""
+    data, empty = samples(sum(sizes)), np.arange(0)
     places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     half = (0.5,) * IMAGE[0]
     federation = SimpleNamespace(
         dataset=SimpleNamespace(images=data.x.numpy(), labels=data.y.numpy(), mean=half, std=half),
-        sites=[SimpleNamespace(train=index, val=nobody, test=nobody) for index in places],
+        sites=[SimpleNamespace(train=index, val=empty, test=empty) for index in places],
     )
     store = Store(path / "clients")
     return Host(
@@ -124,8 +124,8 @@ def cross_entropy(p: Numbers, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def gradients(p: Numbers, x: np.ndarray, y: np.ndarray, more: np.ndarray | None = None) -> Numbers:
-    """Of the mean cross-entropy in the four parameters and in the input ("x"). `more` (B, d) is the gradient of further
-    terms of the loss in the features."""
+    """Of the mean cross-entropy with respect to the four parameters and the input ("x"). `more` (B, d): the gradient of
+    other terms of the loss with respect to the features."""
     f = features(p, x)
     d_logits = (softmax(f @ p["head.weight"].T + p["head.bias"]) - np.eye(CLASSES)[y]) / len(y)
     d_features = d_logits @ p["head.weight"] + (0 if more is None else more)
@@ -139,7 +139,7 @@ def gradients(p: Numbers, x: np.ndarray, y: np.ndarray, more: np.ndarray | None 
 
 
 def plan(n: int, batch_size: int, epochs: int, number: int = 0, client: int = CLIENT) -> list[np.ndarray]:
-    """The samples of each step of the phase of this number: a permutation an epoch, cut into batches."""
+    """The samples of each step of phase `number`: one permutation per epoch, cut into batches."""
     g = rng(SEED, ROUND, client, "batches", number)
     orders = [g.permutation(n) for _ in range(epochs)]
     return [order[i : i + batch_size] for order in orders for i in range(0, n, batch_size)]
@@ -153,7 +153,7 @@ def descend(
     gradient: Gradient = gradients,
     momentum: float = 0.0,
 ) -> Numbers:
-    """SGD on the names in lr, each at its own rate; all others stand still."""
+    """SGD on the names in lr, each at its own rate; all others stay fixed."""
     x, y = arrays(data)
     velocity = {name: np.zeros_like(p[name]) for name in lr}
     for index in steps:
@@ -170,5 +170,5 @@ def same(params: Params, expected: Numbers, tolerance: float = 2e-5) -> None:
 
 
 def distance(a: Numbers, b: Numbers) -> float:
-    """The largest difference: tells whether a test would notice that a term is missing."""
+    """The largest difference; tests use it to show that they would notice a missing term."""
     return max(float(np.abs(a[name] - b[name]).max()) for name in a)

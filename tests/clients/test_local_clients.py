@@ -95,7 +95,8 @@ def test_fine_tuning_is_local_training_thrown_away(tmp_path):
 
 
 def test_a_client_that_diverges_is_left_out_and_the_run_goes_on(tmp_path):
-    result = promptfed.run(method={"name": "fedavg", "epochs": 2, "lr": 1e30}, out=tmp_path / "run", **SMALL)
+    method = {"name": "fedavg", "epochs": 2, "lr": 1e30}
+    result = promptfed.run(method=method, engine={"workers": 1}, out=tmp_path / "run", **SMALL)
     state = unpack((tmp_path / "run" / "checkpoint.safetensors").read_bytes())[0]
     assert len(result.numbers["left_out"]) == 2 * 4
     assert "non-finite" in result.numbers["left_out"][0]["why"]
@@ -213,7 +214,9 @@ def heard_of(method, tmp_path, block=1, workers=1):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_client_is_heard_of_when_it_is_asked_and_when_it_answers(tmp_path, workers):
+    begun_at = time.monotonic()
     notices, line = heard_of({"name": "fedmix", "epochs": 1}, tmp_path, workers=workers)
+    whole = time.monotonic() - begun_at
     sites = json.loads((tmp_path / "run/result.json").read_text())["sites"]
     for ask in ("enroll", "train", "evaluate"):
         of = [notice for notice in notices if notice.ask == ask]
@@ -226,7 +229,7 @@ def test_every_client_is_heard_of_when_it_is_asked_and_when_it_answers(tmp_path,
     recorded = [(one["client"], one["seconds"]) for one in line["seconds"]["clients"]]
     assert recorded == [(client, pytest.approx(trained[client].seconds, abs=1e-4)) for client in range(4)]
     enrolled = [n.seconds for n in notices if n.ask == "enroll" and n.seconds is not None]
-    assert max(enrolled) < 1.0, "a worker's start, which imports torch, is not its first client's time"
+    assert max(enrolled) < whole / 4, "a worker's start, which imports torch, is not its first client's time"
 
 
 def test_clients_with_nothing_to_tell_are_not_enrolled(tmp_path):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from limits import HANG
@@ -190,7 +191,7 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
     parts = [place.parts() for place in places]
     hosts = []
     for client, (place, part) in enumerate(zip(places, parts, strict=True)):
-        hosts.append(SiteFolder(folder / f"site{client}", place.settings, place.config).host("reference", part))
+        hosts.append(replace(place, folder=folder / f"site{client}").host("reference", part))
 
     def ask(request, blobs):
         return hosts[request.clients[0].client](request, blobs)

@@ -18,8 +18,8 @@ from limits import HANG
 from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.flower import certificates, consortium
+from promptfed.flower.consortium import nodes
 from promptfed.flower.link import _LISTEN, _bound, control, status
-from promptfed.flower.server import nodes
 from promptfed.runs import build
 from promptfed.runs import config as C
 from site_folders import NAMES, SETTINGS_OF, pictures
@@ -143,7 +143,7 @@ def test_all_addresses_are_taken_where_ipv6_is_asked_for():
 @pytest.mark.parametrize("words", [(), ("--insecure",), ("--host", "0.0.0.0")])
 def test_a_port_that_is_taken_is_one_sentence(server, words):
     certificates.make_authority(server / "tls", ["127.0.0.1"])
-    port = int(consortium.read(server).consortium.address.rpartition(":")[2])
+    port = int(consortium.read(server)[1].address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         why = refused(server, *words)
     assert why == f"port {port} is in use: is this consortium's SuperLink running already?"
@@ -155,7 +155,7 @@ def test_a_port_that_is_taken_is_one_sentence(server, words):
 @contextmanager
 def answering(server, tls=None):
     """Something at the consortium's port: with these certificates, or with words that are no TLS."""
-    port = int(consortium.read(server).consortium.address.rpartition(":")[2])
+    port = int(consortium.read(server)[1].address.rpartition(":")[2])
     listener = socket.create_server(("127.0.0.1", port))
 
     def serve():
@@ -205,21 +205,24 @@ def test_what_is_wrong_with_tls_is_told_apart_from_nobody_there(server, tmp_path
 
 
 def test_who_is_which_client_is_kept_in_one_place(tmp_path):
-    file = tmp_path / "nodes.json"
-    assert consortium.taken(file, 0, None) is None
-    consortium.remember(file, 7, 0)
-    assert (consortium.taken(file, 0, 8), consortium.taken(file, 0, 7), consortium.taken(file, 1, 8)) == (7, None, None)
-    consortium.remember(file, 7, 1)  # it was given the wrong number
+    assert consortium.taken(tmp_path, 0, None) is None
+    consortium.remember(tmp_path, 7, 0)
+    assert (consortium.taken(tmp_path, 0, 8), consortium.taken(tmp_path, 0, 7), consortium.taken(tmp_path, 1, 8)) == (
+        7,
+        None,
+        None,
+    )
+    consortium.remember(tmp_path, 7, 1)  # it was given the wrong number
     assert nodes(tmp_path) == {7: 1}
-    consortium.remember(file, 8, 1)
+    consortium.remember(tmp_path, 8, 1)
     assert nodes(tmp_path) == {8: 1}
-    assert consortium.forget(file, 1) == 8
+    assert consortium.forget(tmp_path, 1) == 8
     assert nodes(tmp_path) == {}  # and not None, with which everybody would be heard
     with pytest.raises(UserError, match="--client = 1 is not admitted"):
-        consortium.forget(file, 1)
-    file.write_text("[]")
+        consortium.forget(tmp_path, 1)
+    (tmp_path / "nodes.json").write_text("[]")
     with pytest.raises(UserError, match="is damaged"):
-        consortium.remember(file, 7, 0)
+        consortium.remember(tmp_path, 7, 0)
 
 
 @pytest.mark.slow

@@ -66,7 +66,6 @@ def started(parts, folder):
 @pytest.mark.usefixtures("_ray")
 def test_flowers_simulation_ends_with_the_bits_of_the_local_engine(tmp_path):
     """Methods one after the other in one simulation: starting it is what takes long."""
-    from promptfed.flower.simulation import describe
     from promptfed.flower.simulation import expected as wanted
 
     simulation = None
@@ -79,7 +78,7 @@ def test_flowers_simulation_ends_with_the_bits_of_the_local_engine(tmp_path):
             if simulation is None:
                 simulation = clients = started(parts, folder)
             else:
-                (tmp_path / "0" / "clients" / "host.json").write_text(describe(parts, folder))
+                (tmp_path / "0" / "clients" / "host.json").write_text(json.dumps(build.describe(parts, folder)))
                 clients = FlowerClients(simulation._grid, wanted(parts), poll=0.02, alive=simulation._alive)
             found = whole(parts, clients, folder)
             local = build.assemble(C.make(given, {"engine": {"name": "local", "workers": 1}}))

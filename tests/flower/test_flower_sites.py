@@ -21,9 +21,9 @@ from promptfed.flower import certificates
 from promptfed.flower import site as sites
 from promptfed.flower.app import Resident, client_app
 from promptfed.flower.clients import FlowerClients
-from promptfed.flower.consortium import remember
+from promptfed.flower.consortium import nodes, remember
 from promptfed.flower.link import Door
-from promptfed.flower.server import agreed, nodes, told
+from promptfed.flower.server import agreed, told
 from promptfed.flower.simulation import expected
 from promptfed.runs import build
 from promptfed.runs import config as C
@@ -264,7 +264,7 @@ def test_a_node_is_the_client_it_was_admitted_as(two, tmp_path):
     parts, grid, _ = two
     first, second = sorted(grid.nodes, key=grid.nodes.get)
     for node, client in ((7, 1), (first, 0), (second, 1)):  # a site may come with a new key
-        remember(tmp_path / "nodes.json", node, client)
+        remember(tmp_path, node, client)
     assert nodes(tmp_path) == {first: 0, second: 1}
     assert nodes(tmp_path / "none") is None
     FlowerClients(grid, expected(parts, nodes(tmp_path)), poll=0.001)

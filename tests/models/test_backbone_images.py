@@ -19,8 +19,8 @@ from promptfed.errors import UserError
 from promptfed.flower.site import SiteFolder
 from promptfed.runs import build, dryrun
 from promptfed.runs import config as C
+from promptfed.runs.opened import reading
 from promptfed.serving import joining
-from promptfed.serving.runs import trained
 
 PROCESSOR = DeiTImageProcessorPil(size={"height": 20, "width": 20}, crop_size={"height": 16, "width": 16})
 SIZES = [(60, 40), (33, 50), (41, 17), (16, 90), (9, 7)]  # width, height
@@ -121,7 +121,7 @@ def test_predictions_and_joining_sites_see_the_same_pixels(backbone: str, photos
     card = json.loads((tmp_path / "one.json").read_text())["preprocessing"]
     assert card["mode"] == "squash"
     assert (card["scaled"], card["interpolation"]) == (20, "bicubic")
-    with trained(run) as held:
+    with reading(run) as held:
         joined, skipped = joining._dataset(held, photos, tmp_path / "joined")
     assert not skipped
     assert np.array_equal(joined.images, expected(photos))

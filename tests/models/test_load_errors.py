@@ -151,8 +151,13 @@ class Hub:
             return type("Info", (), {"sha": "abc", "siblings": siblings})
 
         def snapshot_download(
-            name: str, revision: str | None = None, allow_patterns: tuple[str, ...] = (), local_files_only: bool = False
+            name: str,
+            repo_type: str,
+            revision: str | None = None,
+            allow_patterns: tuple[str, ...] = (),
+            local_files_only: bool = False,
         ) -> str:
+            assert repo_type == "model"
             self.asked += allow_patterns
             found = cached if local_files_only else answer
             if not isinstance(found, Path):

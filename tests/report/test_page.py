@@ -91,9 +91,9 @@ def test_an_unfinished_run_shows_what_it_has(make: Make, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("config.toml", "rounds = [", "is left out, as it cannot be read"),
-        ("partition.json", "{", "is left out, as it cannot be read"),
-        ("rounds.jsonl", '{"round": 1}\n', "is left out, as it cannot be read"),
+        ("config.toml", "rounds = [", "is left out because it cannot be read"),
+        ("partition.json", "{", "is left out because it cannot be read"),
+        ("rounds.jsonl", '{"round": 1}\n', "is left out because it cannot be read"),
         ("result.json", '{"rounds": 4', "the numbers are taken from rounds.jsonl"),
         ("result.json", '{"rounds": 4, "metrics": {}}', "the numbers are taken from rounds.jsonl"),
     ],
@@ -118,10 +118,10 @@ def test_lines_behind_a_broken_one_are_missed(comparison: Path) -> None:
 
 
 def test_folders_without_a_run_are_refused(tmp_path: Path, make: Make) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         gather.gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no run and no comparison"):
+    with pytest.raises(UserError, match="contains no run and no comparison"):
         gather.gather([tmp_path / "empty"])
     result = make("a", history(0.5))
     (result.folder / "config.toml").write_text("[")

@@ -81,7 +81,10 @@ def test_words_of_tasks_have_what_tells_them_apart(make: Make) -> None:
 
     folders = [split("fedavg", 3), split("fedper", 8), split("local", 8)]
     common = "digits, pathological, 3 clients"
-    assert [task for task, _ in of(folders[:2])] == [f"{common}, 3 classes a client", f"{common}, 8 classes a client"]
+    assert [task for task, _ in of(folders[:2])] == [
+        f"{common}, 3 classes per client",
+        f"{common}, 8 classes per client",
+    ]
     assert [task for task, _ in of(folders[1:])] == [f"{common}, split A", f"{common}, split B"]
 
 
@@ -167,10 +170,10 @@ def test_means_over_fewer_clients_are_marked(make: Make) -> None:
     group = gather.gather([folder]).groups[0]
     last, mean, _ = KINDS
     column = numbers.COLUMNS[0]
-    assert numbers.cell(group, column, last).why == "of 2 of 3 clients: the others were not evaluated"
-    assert "of fewer than all 3 clients in 1 of these 4" in numbers.cell(group, column, mean).why
+    assert numbers.cell(group, column, last).why == "over 2 of 3 clients: the others were not evaluated"
+    assert "over fewer than all 3 clients in 1 of these 4" in numbers.cell(group, column, mean).why
     said = words(shown(folder))
-    assert "70.0 %, mean over clients (of 2 of 3 clients: the others were not evaluated)" in said
+    assert "70.0 %, mean over clients (over 2 of 3 clients: the others were not evaluated)" in said
     assert "Not evaluated in the last round of fedavg: site 2." in said
     assert "Some rounds are means over fewer clients" in said
     (folder / "rounds.jsonl").unlink()
@@ -179,13 +182,13 @@ def test_means_over_fewer_clients_are_marked(make: Make) -> None:
             {**json.loads((folder / "result.json").read_text()), "clients": {"aggregated": stage([0.6])["clients"]}}
         )
     )
-    assert "of 1 of 3 clients" in words(shown(folder)), "from result.json alone"
+    assert "over 1 of 3 clients" in words(shown(folder)), "from result.json alone"
 
 
 def test_participants_are_not_everyone(make: Make) -> None:
     scored = line(1, [0, 2], aggregated=stage([0.5] * 3), after_local=stage([0.6, 0.7], None, [0, 2]))
     said = words(shown(make("a", [scored], rounds=1).folder))
-    assert "of 2 of 3 clients: the others did not take part in the round" in said
+    assert "over 2 of 3 clients: the others did not take part in the round" in said
     assert "were not evaluated" not in said
 
 

@@ -1,6 +1,5 @@
 """Experiments of the papers at both scales, and what --dry-run says of them, compared with real runs."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from promptfed.models.pretrained.known import KNOWN, fresh
 from promptfed.params import numel
 from promptfed.runs import comparison, dryrun
 from promptfed.runs import config as C
+from promptfed.runs.mini import small
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
@@ -30,7 +30,7 @@ PAPERS = {
 
 def jobs(path: Path, mini: bool, **given: object) -> list[comparison.Job]:
     source = C.read(path)
-    found = comparison.rows(source["compare"], mini=comparison.small(source, mini))
+    found = comparison.rows(source["compare"], mini=small(source, mini))
     return comparison.plan([comparison.without_compare(source), C.undot(given.items())], found, Path("x"))
 
 
@@ -60,7 +60,6 @@ def test_experiments_at_both_scales(path: Path) -> None:
                 assert job.config.dataset.limit is not None
                 assert job.config.rounds <= 3
             found = dryrun.estimate(job.config)
-            assert found.seconds is None
             assert 1 <= found.a_round <= found.clients
             assert found.trained or job.config.method.name == "zero-shot"
 
@@ -173,22 +172,6 @@ def check(numbers: dict, config: C.Config) -> None:
     assert found.passes == pytest.approx(numbers["passes"]["train"], rel=0.06)  # classes are not all of one size
 
 
-def test_time_is_measured_once_for_methods_that_train_alike() -> None:
-    clock = dryrun.Clock()
-    given = {"dataset": {"name": "digits", "limit": 200}, "rounds": 2}
-    found = [dryrun.estimate(C.make(given, {"method": {"name": m}}), clock) for m in ("fedavg", "local", "fedprox")]
-    assert len(clock._known) == 2
-    assert all(e.seconds and e.seconds > 0 for e in found)
-
-
-def test_a_clock_gives_up_on_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = dryrun.Clock()
-    monkeypatch.setattr(clock, "_touch", 1.0)
-    found = dryrun.estimate(C.make({"dataset": {"name": "digits", "limit": 200}, "method": {"name": "fedavg"}}), clock)
-    assert found.seconds is None
-    assert found.why == "too large to be measured"
-
-
 # ---- [mini] and columns
 
 
@@ -278,7 +261,7 @@ def promptfed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("promptfed.cli.main.console.width", 200, raising=False)
+    monkeypatch.setattr("promptfed.cli.common.console.width", 200, raising=False)
 
     def call(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["promptfed", *map(str, words)])
@@ -294,17 +277,17 @@ def promptfed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_settings_of_the_rows_methods_need_not_suit_the_default_one(promptfed: Callable) -> None:
     said = promptfed(
         "compare", "--methods", "promptfl,local+promptfl", "method.context=4", "backbone=clip-mini", "dataset=shapes",
-        "--dry-run", "--no-timing",
+        "--dry-run",
     )  # fmt: skip
     assert said.count("512") >= 2
 
 
 def test_dry_run_starts_nothing(promptfed: Callable, file: Callable[..., Path], tmp_path: Path) -> None:
-    said = promptfed("compare", file(), "--dry-run", "--no-timing", "--mini")
+    said = promptfed("compare", file(), "--dry-run", "--mini")
     assert "one, A" in said
     assert "2 runs" in said
     assert "one, B" not in said
-    said = promptfed("run", file(), "--dry-run", "--no-timing", "--mini", "method=fedavg")
+    said = promptfed("run", file(), "--dry-run", "--mini", "method=fedavg")
     assert "4 of 4" in said
     assert not list(tmp_path.glob("runs*"))
     assert not list(tmp_path.glob("cache*"))
@@ -315,21 +298,16 @@ def test_dry_run_starts_nothing(promptfed: Callable, file: Callable[..., Path], 
     [
         (["run", "--mini"], "--mini needs a file with a [mini] table"),
         (["compare", "quickstart", "--mini"], "--mini needs a file with a [mini] table"),
-        (["compare", "quickstart", "--only", "nobody"], "is in no label"),
+        (["compare", "quickstart", "--only", "nobody"], "must be part of the label"),
         (["run", "--dry-run", "dataset.name=someone/something"], "nor in the catalogue"),
         (["run", "--dry-run", "backbone.name=someone/something"], "has shapes that only its files tell"),
-        (["run", "--dry-run", "backbone.name=openai/clip-vit-base-patch16"], "takes 224x224 pixels"),
+        (["run", "--dry-run", "dataset.size=32", "backbone.name=openai/clip-vit-base-patch16"], "takes 224x224 pixels"),
         (["run", "--dry-run", "partition=disjoint", "partition.clients=11"], "is more than the 10 classes"),
         (["run", "--dry-run", "backbone.part=image"], "is no CLIP"),
     ],
 )
 def test_what_a_dry_run_cannot_do(promptfed: Callable, words: list[str], message: str) -> None:
     assert message in promptfed(*words)
-
-
-@pytest.mark.skipif("CI" in os.environ, reason="measures time")
-def test_a_timed_dry_run_of_a_file(promptfed: Callable, file: Callable[..., Path]) -> None:
-    assert "process" in promptfed("compare", file(), "--dry-run", "--mini")
 
 
 def test_the_catalogue_knows_most_datasets() -> None:

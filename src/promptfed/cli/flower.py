@@ -87,8 +87,7 @@ def certs(
     _needs_flower()
     from ..flower import certificates, consortium
 
-    agreed = consortium.read(folder).consortium
-    assert agreed
+    _, agreed = consortium.read(folder)
     tls, names = folder / consortium.TLS, [agreed.address.rpartition(":")[0], *(host or [])]
     known = any((tls / name).exists() for name in (certificates.CA, certificates.CA_KEY))
     if known and not host and (tls / certificates.SERVER).exists():
@@ -131,19 +130,17 @@ def admit(
     _needs_flower()
     from ..flower import consortium
     from ..flower import link as flower_link
-    from ..flower.server import NODES
 
-    agreed = consortium.read(folder).consortium
-    assert agreed
+    _, agreed = consortium.read(folder)
     if client >= agreed.clients:
         raise UserError(f"--client = {client} must be 0 to {agreed.clients - 1}")
     with flower_link.control(folder, insecure=False) as control:
         node = flower_link.registered(control, key)
-        other = consortium.taken(folder / NODES, client, node)
+        other = consortium.taken(folder, client, node)
         if other is not None and not replace:
             raise UserError(f"--client = {client} is node {other} already: --replace puts this site in its place")
         node = flower_link.register(control, key) if node is None else node
-    consortium.remember(folder / NODES, node, client)
+    consortium.remember(folder, node, client)
     _say(f"client {client} is admitted as node {node}" + ("" if other is None else f", in place of node {other}"))
 
 
@@ -154,10 +151,9 @@ def expel(
     """Shut a site out of the runs that are submitted from now on. admit lets it in again."""
     _needs_flower()
     from ..flower import consortium
-    from ..flower.server import NODES
 
     consortium.read(folder)
-    node = consortium.forget(folder / NODES, client)
+    node = consortium.forget(folder, client)
     _say(f"client {client}, node {node}, takes no part in runs that are submitted from now on")
 
 
@@ -177,9 +173,8 @@ def submit(
     from ..runs import record
     from . import view
 
-    config = consortium.read(folder)
-    assert config.consortium
-    path, clients = folder / "runs" / run_name(name), config.consortium.clients
+    config, agreed = consortium.read(folder)
+    path = folder / "runs" / run_name(name)
     done, waited = len(record.read_lines(path)), ""
     (path / WAITING).unlink(missing_ok=True)
     with flower_link.control(folder, insecure) as control:
@@ -196,7 +191,7 @@ def submit(
                     _say(f"waiting for client {missing[1:-1]}, for {patience} at most")
                 waited = missing
                 for line in record.read_lines(path)[done:]:
-                    _say(told(line, clients))
+                    _say(told(line, agreed.clients))
                     done += 1
         except KeyboardInterrupt:
             flower_link.stop(control, number)

@@ -13,18 +13,7 @@ from ..errors import UserError
 from ..params import Params
 from ..phases import Update
 from ..scoring import Scores
-from .messages import (
-    Enroll,
-    Evaluate,
-    EvaluateResult,
-    ModelScores,
-    Result,
-    Second,
-    Task,
-    Train,
-    TrainResult,
-    split_update,
-)
+from . import messages as M
 from .once import Once
 
 
@@ -76,7 +65,7 @@ class Reply:
     """One client's answer, or why there is none."""
 
     client: int
-    result: Result | None = None
+    result: M.Result | None = None
     tensors: Params = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
@@ -92,7 +81,7 @@ class MessageClients(Clients):
         self._tell: Tell = lambda notice: None
 
     @abstractmethod
-    def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
+    def exchange(self, task: M.Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
         """Asks clients, in this order, and yields their replies as they come; none of those that do not answer."""
 
     def watch(self, tell: Tell) -> None:
@@ -105,7 +94,7 @@ class MessageClients(Clients):
         return self._sizes
 
     def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
-        found = {reply.client: reply for reply in self._ask(Enroll(), {client: {} for client in clients})}
+        found = {reply.client: reply for reply in self._ask(M.Enroll(), {client: {} for client in clients})}
         for client in clients:
             why = found[client].error if client in found else "no answer; resume the run when its node is there"
             if why:
@@ -114,15 +103,15 @@ class MessageClients(Clients):
 
     def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
         updates, scores = [], []
-        for reply in self._ask(Train(round=round, score=score), sent):
+        for reply in self._ask(M.Train(round=round, score=score), sent):
             client, one = reply.client, reply.result
             if one is None:
                 updates.append(Update(client, sent[client], {}, 0, error=reply.error))
                 continue
-            assert isinstance(one, TrainResult)
+            assert isinstance(one, M.TrainResult)
             if one.after_local:
                 scores.append(_scores(client, one.after_local, one.passes))
-            up, stats = split_update(reply.tensors)
+            up, stats = M.split_update(reply.tensors)
             updates.append(
                 Update(
                     client=client,
@@ -141,18 +130,18 @@ class MessageClients(Clients):
         return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
-        replies = self._ask(Second(round=round), sent)
+        replies = self._ask(M.Second(round=round), sent)
         return {reply.client: reply.bytes_down for reply in replies if reply.result}
 
     def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         found = []
-        for reply in self._ask(Evaluate(as_of=as_of, pooled=pooled, after_local=after_local), sent):
-            if isinstance(reply.result, EvaluateResult):
+        for reply in self._ask(M.Evaluate(as_of=as_of, pooled=pooled, after_local=after_local), sent):
+            if isinstance(reply.result, M.EvaluateResult):
                 one = reply.result
                 found.append(_scores(reply.client, one.scores, one.passes, one.groups))
         return sorted(found, key=lambda s: s.client)
 
-    def _ask(self, task: Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
+    def _ask(self, task: M.Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
         """Asks the largest clients first, so that no host is left with a long one at the end."""
         order = sorted(sent, key=lambda client: (-self._sizes[client], client))
         for reply in self.exchange(task, sent, order):
@@ -163,7 +152,7 @@ class MessageClients(Clients):
             yield reply
 
     def _notify(
-        self, task: Task, group: Sequence[int], asked: int, seconds: float | None = None, errors: Sequence[str] = ()
+        self, task: M.Task, group: Sequence[int], asked: int, seconds: float | None = None, errors: Sequence[str] = ()
     ) -> None:
         """Of clients that are asked as one. `errors`: of each of them, once they have answered."""
         samples = sum(self._sizes[client] for client in group)
@@ -171,7 +160,7 @@ class MessageClients(Clients):
             self._tell(Notice(task.ask, client, asked, samples, seconds, errors[i] if errors else ""))
 
 
-def _scores(client: int, scores: ModelScores, passes: int, groups: list[list[int]] | None = None) -> Scores:
+def _scores(client: int, scores: M.ModelScores, passes: int, groups: list[list[int]] | None = None) -> Scores:
     held = {"val": scores.val, "test": scores.test, "global": scores.pooled}
     table = None
     if groups is not None:

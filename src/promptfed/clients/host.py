@@ -19,22 +19,8 @@ from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
 from ..scoring import evaluate
 from ..training import Samples, Trained, Work, chunks, context, train
+from . import messages as M
 from .frozen import FrozenValues, normalisation
-from .messages import (
-    Answer,
-    Enroll,
-    EnrollResult,
-    EvaluateResult,
-    ModelScores,
-    Request,
-    Result,
-    Second,
-    SecondResult,
-    SplitScore,
-    Train,
-    TrainResult,
-    pack_update,
-)
 from .store import Store
 from .wire import pack, unpack
 
@@ -67,34 +53,34 @@ class Host:
     def close(self) -> None:
         self.store.close()
 
-    def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
+    def __call__(self, request: M.Request, blobs: list[bytes]) -> M.Answer:
         """One request for a block of clients. The only way in and out."""
         begun, task = perf_counter(), request.task
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])
         received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
-        results: list[Result] = []
+        results: list[M.Result] = []
         answers: list[bytes] = []
-        if isinstance(task, Enroll):
-            results += [EnrollResult(client=to.client) for to in request.clients]
+        if isinstance(task, M.Enroll):
+            results += [M.EnrollResult(client=to.client) for to in request.clients]
             answers += [pack(self.enroll(to.client)) for to in request.clients]
-        elif isinstance(task, Second):
+        elif isinstance(task, M.Second):
             for to in request.clients:
                 self.receive_second(to.client, received[to.blob], task.round)
-                results.append(SecondResult(client=to.client))
+                results.append(M.SecondResult(client=to.client))
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
-            as_of = task.round if isinstance(task, Train) else task.as_of
+            as_of = task.round if isinstance(task, M.Train) else task.as_of
             for i in range(0, len(request.clients), self.block):
                 part = request.clients[i : i + self.block]
                 block = [self.work(to.client, received[to.blob], as_of, to.once) for to in part]
-                if isinstance(task, Train):
+                if isinstance(task, M.Train):
                     trained, sent = self.train(block, task.round, task.score)
                     results += trained
                     answers += sent
                 else:
                     results += self.evaluate(block, as_of, task.pooled, task.after_local)
-        return Answer(results, answers, perf_counter() - begun)
+        return M.Answer(results, answers, perf_counter() - begun)
 
     def work(self, client: int, down: Params, as_of: int, once: Mapping[str, str] | None = None) -> Work:
         """The client as of the start of a round. `once`: digests of what was sent only once, by name."""
@@ -140,12 +126,12 @@ class Host:
         settled = self.method.receive_second(received, private)
         self.store.put(round, {client: _stored(settled, memory)})
 
-    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[TrainResult], list[bytes]]:
+    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[M.TrainResult], list[bytes]]:
         results, blobs, memories = [], [], {}
         for work, done in zip(
             block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
         ):
-            result = TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
+            result = M.TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
             results.append(result)
             finite = math.isfinite(done.loss) and P.finite(done.params)
             if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed
@@ -174,7 +160,7 @@ class Host:
                 up = self.released(work, up, stats, round)
             else:
                 result.loss = done.loss
-            blobs.append(pack_update(up, stats))
+            blobs.append(M.pack_update(up, stats))
         if memories:
             self.store.put(round, memories)
         return results, blobs
@@ -190,7 +176,7 @@ class Host:
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
 
-    def evaluate(self, block: Sequence[Work], as_of: int, pooled: bool, after_local: bool) -> list[EvaluateResult]:
+    def evaluate(self, block: Sequence[Work], as_of: int, pooled: bool, after_local: bool) -> list[M.EvaluateResult]:
         """Scores of each client's model: as received and adapted, or after a round of local training on a copy."""
         phases = self.method.schedule(as_of) if after_local else self.method.adapt()
         trained = train(self.method, self.model, block, phases, self.seed, as_of) if phases else None
@@ -202,7 +188,7 @@ class Host:
                 params = self.method.finish(params, ctx)
             scores, groups = self.scores(work, params, pooled), self.groups(work, params)
             passes = trained[i].passes if trained else 0
-            results.append(EvaluateResult(client=work.client, passes=passes, scores=scores, groups=groups))
+            results.append(M.EvaluateResult(client=work.client, passes=passes, scores=scores, groups=groups))
         return results
 
     def groups(self, work: Work, params: Params) -> list[list[int]] | None:
@@ -221,14 +207,14 @@ class Host:
         np.add.at(table, (groups, data.domain[index]), 1)
         return table.tolist()
 
-    def scores(self, work: Work, params: Params, pooled: bool) -> ModelScores:
-        def hits(samples: Samples, loss: bool = True) -> SplitScore:
-            return SplitScore.of(evaluate(self.method, self.model, work, params, samples), loss)
+    def scores(self, work: Work, params: Params, pooled: bool) -> M.ModelScores:
+        def hits(samples: Samples, loss: bool = True) -> M.SplitScore:
+            return M.SplitScore.of(evaluate(self.method, self.model, work, params, samples), loss)
 
         site = self.federation.sites[work.client]
         # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
         val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
-        return ModelScores(val=val, test=test, pooled=hits(self.pooled()) if pooled else None)
+        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled()) if pooled else None)
 
     def pooled(self) -> Samples:
         """All clients' test data: a simulation has them, a real site does not."""

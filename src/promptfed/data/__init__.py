@@ -1,9 +1,9 @@
-"""Datasets, and how they are dealt out to clients."""
+"""Datasets, and how they are split among clients."""
 
-from promptfed.data.catalogue import CATALOGUE, Entry
-from promptfed.data.datasets import Dataset, DatasetConfig, load
-from promptfed.data.federation import Federation, Site
-from promptfed.data.partition import PARTITIONS, Partition, federate
+from .catalogue import CATALOGUE, Entry
+from .datasets import Dataset, DatasetConfig, load
+from .federation import Federation, Site
+from .partitions import PARTITIONS, Partition, federate
 
 __all__ = [
     "CATALOGUE",

@@ -1,253 +1,63 @@
-"""Datasets of the `datasets` library: by hub id, or in one of its layouts on disk."""
+"""Repositories of the Hugging Face hub, online or as downloaded before."""
 
-import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import numpy as np
-from PIL import Image
+from ..errors import UserError
 
-from promptfed.data.sources import SPLIT_NAMES, SPLITS, Located, Source, identify
-from promptfed.errors import UserError
-
-LABEL_NAMES = ("label", "fine_label", "labels", "class", "target", "category")  # in order of preference
-_TABLES = frozenset({".parquet", ".arrow"})
-
-
-def tables(path: Path) -> list[Path]:
-    """The parquet and arrow files at or below a path."""
-    if path.is_file():
-        return [path] if path.suffix in _TABLES else []
-    found = (p for p in path.rglob("*") if p.suffix in _TABLES and p.is_file())
-    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts))
+OFFLINE = {  # what helps without the hub
+    "dataset": "pass a local path as dataset.name",
+    "model": "pass a local folder as backbone.name, with config.json and model.safetensors (or open_clip_config.json "
+    "and open_clip_model.safetensors) and, for CLIP, tokenizer.json",
+}
+Kind = Literal["dataset", "model"]
+Wanted = Callable[[set[str]], list[str]]
 
 
-def hub(
-    name: str,
-    *,
-    config: str | None = None,
-    splits: tuple[str, ...] = (),
-    image: str | None = None,
-    label: str | None = None,
-    domain: str | None = None,
-) -> Located:
-    """A dataset of the hub at its newest revision, or, without a connection, the one downloaded before."""
-    revision, snapshot = _revision(name)
+def snapshot(kind: Kind, name: str, wanted: Wanted | None = None) -> tuple[str, Path | None]:
+    """The newest revision, and the folder to which the files that are `wanted` of it were downloaded, if any.
 
-    def read(scratch: Path) -> Source:
-        return _source(
-            _pooled(_fetch(name, config, revision, snapshot, scratch), name, splits), name, image, label, domain
-        )
-
-    return Located(f"hub {name} {config} {revision}", read)
-
-
-def local(
-    path: Path,
-    *,
-    splits: tuple[str, ...] = (),
-    image: str | None = None,
-    label: str | None = None,
-    domain: str | None = None,
-) -> Located:
-    """Parquet or arrow files: the hub's layout, `save_to_disk`'s, or a single file."""
-    files = tables(path)
-    folder = path if path.is_dir() else path.parent
-
-    def read(scratch: Path) -> Source:
-        return _source(_pooled(_open(path, files, scratch), str(path), splits), str(path), image, label, domain)
-
-    return Located(identify(folder, files), read)
-
-
-def _open(path: Path, files: list[Path], scratch: Path) -> Any:
-    import datasets  # slow to import, and only needed for these sources
-
-    try:
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return datasets.load_from_disk(str(path))
-        where = str(scratch)  # the library converts parquet to arrow, which is of no use once the images are decoded
-        with _quiet():
-            if path.is_file():
-                kind = "parquet" if path.suffix == ".parquet" else "arrow"
-                return datasets.load_dataset(kind, data_files=str(path), cache_dir=where)
-            return datasets.load_dataset(str(path), cache_dir=where)
-    except Exception as error:  # the library raises and wraps whatever its readers do
-        _reraise_disk(error)
-        raise UserError(f'dataset.name = "{path}" cannot be read: {_first_line(error)}') from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars, which are for downloads."""
-    import datasets
-
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _reraise_disk(error: BaseException) -> None:
-    """An error of the operating system somewhere in the chain of causes is for the cache to tell."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ConnectionError):
-            raise cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def _revision(name: str) -> tuple[str, Path | None]:
-    """The commit to read, and the folder of an earlier download where the hub does not answer."""
-    from huggingface_hub import HfApi, snapshot_download
+    Without a connection: the revision and the folder of an earlier download.
+    """
+    from huggingface_hub import HfApi, snapshot_download  # slow to import
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    asked = f'dataset.name = "{name}"'
     try:
-        return str(HfApi().dataset_info(name, timeout=10).sha), None
+        info = (HfApi().model_info if kind == "model" else HfApi().dataset_info)(name, timeout=10)
+        if wanted is None:
+            return str(info.sha), None
+        files = wanted({sibling.rfilename for sibling in info.siblings or ()})
+        folder = snapshot_download(name, repo_type=kind, revision=info.sha, allow_patterns=files)
+        return str(info.sha), Path(folder)
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise UserError(
-            f"{asked} is not on the hub, or needs a login there; check the id or pass a local path as dataset.name"
+            f"{_asked(kind, name)} is not on the hub, or needs a login there; check the id, or {OFFLINE[kind]}"
         ) from error
     except HfHubHTTPError as error:
-        raise UserError(f"{asked} cannot be loaded from the hub: {_first_line(error)}") from error
+        raise failed(kind, name, error) from error
     except Exception as offline:  # the HTTP client's own errors, which differ between its versions
         try:
-            folder = Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
-        except Exception as error:
-            raise _out_of_reach(name) from error
-        if not tables(folder):
-            raise _out_of_reach(name) from offline
-        return folder.name, folder
+            folder = snapshot_download(name, repo_type=kind, local_files_only=True)
+        except Exception:
+            raise unreachable(kind, name) from offline
+        return Path(folder).name, Path(folder)
 
 
-def _fetch(name: str, config: str | None, revision: str, snapshot: Path | None, scratch: Path) -> Any:
-    import datasets
-
-    try:
-        if snapshot is not None:
-            return datasets.load_dataset(str(snapshot), config, cache_dir=str(scratch))
-        return datasets.load_dataset(name, config, revision=revision, cache_dir=str(scratch))
-    except ConnectionError as error:
-        raise _out_of_reach(name) from error
-    except Exception as error:  # the library raises and wraps whatever its readers do
-        _reraise_disk(error)
-        raise UserError(f'dataset.name = "{name}" cannot be loaded from the hub: {_first_line(error)}') from error
-
-
-def _out_of_reach(name: str) -> UserError:
+def unreachable(kind: Kind, name: str) -> UserError:
     return UserError(
-        f'dataset.name = "{name}" was asked for but the hub cannot be reached; pass a local path as dataset.name, '
-        "or set HF_HOME to a folder that already has it"
+        f"{_asked(kind, name)} was asked for but the hub cannot be reached; {OFFLINE[kind]}, or set HF_HOME to a "
+        "folder that already has it"
     )
 
 
-def _first_line(error: BaseException) -> str:
+def failed(kind: Kind, name: str, error: BaseException) -> UserError:
+    return UserError(f"{_asked(kind, name)} cannot be loaded from the hub: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _pooled(loaded: Any, name: str, splits: tuple[str, ...]) -> dict[str, Any]:
-    """The splits asked for, by name; a dataset without splits counts as train."""
-    parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-    kept = {key: part for key, part in parts.items() if not splits or key in splits or _split(key) in splits}
-    if not kept:
-        raise UserError(f'dataset.splits: "{name}" has no split {" or ".join(splits)}, only {", ".join(parts)}')
-    return kept
-
-
-def _split(key: str) -> str:
-    return SPLIT_NAMES[SPLITS[key.lower()]] if key.lower() in SPLITS else key
-
-
-def _source(parts: dict[str, Any], name: str, image: str | None, label: str | None, domain: str | None) -> Source:
-    import datasets
-
-    features = next(iter(parts.values())).features
-    image = _column("image", image, features, [c for c, f in features.items() if isinstance(f, datasets.Image)], name)
-    named = [c for c, f in features.items() if isinstance(f, datasets.ClassLabel)]
-    label = _column("label", label, features, _preferred(named) or _plain(features), name)
-    if domain is None and "domain" in features and label != "domain":
-        domain = "domain"
-
-    labelled = {key: part for key, part in parts.items() if label in part.features and image in part.features}
-    pooled = datasets.concatenate_datasets(
-        [part.select_columns(_some(image, label, domain)) for part in labelled.values()]
-    )
-    pooled = pooled.cast_column(
-        image, datasets.Image(decode=False)
-    )  # decoded here, so that one bad image stops nothing
-    classes, labels = _names(pooled, label)
-    domains, where = _names(pooled, domain) if domain else ((), None)
-    cells = pooled.data.column(image)  # arrow: ten times faster to index than the dataset
-    starts = np.cumsum([0, *(len(part) for part in labelled.values())])
-    keys = list(labelled)
-
-    def title(i: int) -> str:
-        part = int(np.searchsorted(starts, i, side="right")) - 1
-        return f"{keys[part]}[{i - starts[part]}]"
-
-    source = Source(
-        labels=labels,
-        classes=classes,
-        image=lambda i: _decode(cells[i].as_py()),
-        name=title,
-        domains=domains,
-        domain=where,
-    )
-    if labels.min(initial=0) < 0:  # the hub marks what has no label by -1
-        source = source.take(np.flatnonzero(labels >= 0))
-    if len(source.labels) == 0:
-        raise UserError(f'dataset.name = "{name}" holds no labelled images in {", ".join(parts)}')
-    return source
-
-
-def _some(*columns: str | None) -> list[str]:
-    return [column for column in columns if column is not None]
-
-
-def _preferred(columns: list[str]) -> list[str]:
-    """All of the columns, or the one among several that is plainly called label."""
-    return ["label"] if "label" in columns else columns
-
-
-def _plain(features: Any) -> list[str]:
-    """A label column without class names: integers or words under one of the usual names."""
-    kinds = {c: str(getattr(f, "dtype", "")) for c, f in features.items()}
-    return [c for c in LABEL_NAMES if kinds.get(c, "").startswith(("int", "uint", "string", "large_string", "bool"))][
-        :1
-    ]
-
-
-def _column(role: str, given: str | None, features: Any, candidates: list[str], name: str) -> str:
-    setting = f"dataset.{role}_column"
-    if given is not None:
-        if given not in features:
-            raise UserError(f'{setting} = "{given}" is not a column of "{name}" (allowed: {", ".join(features)})')
-        return given
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        raise UserError(f'{setting} must be set for "{name}": it could be {" or ".join(candidates)}')
-    raise UserError(
-        f'{setting} must be set for "{name}": none of its columns ({", ".join(features)}) is plainly a {role}'
-    )
-
-
-def _names(pooled: Any, column: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Class names and int64 labels of a column; names in the source's order, or sorted where it has none."""
-    feature = pooled.features[column]
-    values = pooled.data.column(column).to_pylist()
-    if hasattr(feature, "names"):
-        return tuple(feature.names), np.array([-1 if v is None else v for v in values], dtype=np.int64)
-    known = sorted({v for v in values if v is not None and v != -1})
-    index = {v: i for i, v in enumerate(known)}
-    return tuple(str(v) for v in known), np.array([index.get(v, -1) for v in values], dtype=np.int64)
-
-
-def _decode(cell: dict[str, Any]) -> Image.Image:
-    return Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])
+def _asked(kind: Kind, name: str) -> str:
+    return f'{"backbone" if kind == "model" else "dataset"}.name = "{name}"'

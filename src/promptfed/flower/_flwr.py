@@ -27,58 +27,30 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-__getattr__ = lazy.names(
-    __name__,
-    {
-        "run_simulation": "flwr.simulation",  # documented, and slow to import
-        "ErrorCode": "flwr.common.constant",
-        "log": "flwr.common.logger",
-        # A node's tasks.
-        "AcquireTaskRequest": "flwr.proto.runtime_pb2",
-        "HeartbeatSender": "flwr.supercore.heartbeat",
-        "RuntimeHttpClient": "flwr.supercore.runtime",
-        "RuntimeTokenHttpInterceptor": "flwr.supercore.interceptors",
-        "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors",
-        "SendTaskHeartbeatRequest": "flwr.proto.runtime_pb2",
-        "SubStatus": "flwr.common.constant",
-        "SuperExecAuthHttpInterceptor": "flwr.supercore.interceptors",
-        "TaskType": "flwr.supercore.constant",
-        "flower_supernode": "flwr.supernode.cli",
-        "pull_task_input": "flwr.supernode.runtime.run_clientapp",
-        "push_message": "flwr.supernode.runtime.run_clientapp",
-        "push_task_output": "flwr.supernode.runtime.run_clientapp",
-        # The SuperLink, and what is asked of it.
-        "ControlHttpClient": "flwr.supercore.control",
-        "Fab": "flwr.supercore.fab",
-        "FlowerError": "flwr.supercore.error",
-        "ISOLATION_MODE_SUBPROCESS": "flwr.common.constant",
-        "ListNodesRequest": "flwr.proto.control_pb2",
-        "ListRunsRequest": "flwr.proto.control_pb2",
-        "NodeStatus": "flwr.supercore.constant",
-        "RegisterNodeRequest": "flwr.proto.control_pb2",
-        "StartRunRequest": "flwr.proto.control_pb2",
-        "StopRunRequest": "flwr.proto.control_pb2",
-        "SuperLinkLifespan": "flwr.superlink.cli.flower_superlink",
-        "SuperLinkLifespanConfig": "flwr.superlink.config_loader",
-        "TRANSPORT_TYPE_GRPC_RERE": "flwr.common.constant",
-        "build_fab_from_disk": "flwr.cli.build",
-        "create_app": "flwr.superlink.main",
-        "fab_to_proto": "flwr.common.serde",
-        "get_uvicorn_log_config": "flwr.supercore.http_logging",
-        "load_control_authn_plugin": "flwr.superlink.config_loader",
-        "public_key_to_bytes": "flwr.supercore.primitives.asymmetric",
-        "user_config_to_proto": "flwr.common.serde",
-    },
-)
-
-__all__ = [
-    "Array",
-    "ArrayRecord",
-    "ClientApp",
-    "ConfigRecord",
-    "Context",
-    "Grid",
-    "Message",
-    "RecordDict",
-    "ServerApp",
-]
+_INTERNALS = {
+    "flwr.simulation": "run_simulation",  # documented, and slow to import
+    "flwr.cli.build": "build_fab_from_disk",
+    "flwr.common.constant": "ErrorCode SubStatus ISOLATION_MODE_SUBPROCESS TRANSPORT_TYPE_GRPC_RERE",
+    "flwr.common.logger": "log",
+    "flwr.common.serde": "fab_to_proto user_config_to_proto",
+    "flwr.proto.control_pb2": "ListNodesRequest ListRunsRequest RegisterNodeRequest StartRunRequest StopRunRequest",
+    "flwr.proto.runtime_pb2": "AcquireTaskRequest SendTaskHeartbeatRequest",
+    "flwr.supercore.constant": "NodeStatus TaskType",
+    "flwr.supercore.control": "ControlHttpClient",
+    "flwr.supercore.error": "FlowerError",
+    "flwr.supercore.fab": "Fab",
+    "flwr.supercore.heartbeat": "HeartbeatSender",
+    "flwr.supercore.http_logging": "get_uvicorn_log_config",
+    "flwr.supercore.interceptors": (
+        "RuntimeTokenHttpInterceptor RuntimeVersionHttpInterceptor SuperExecAuthHttpInterceptor"
+    ),
+    "flwr.supercore.primitives.asymmetric": "public_key_to_bytes",
+    "flwr.supercore.runtime": "RuntimeHttpClient",
+    "flwr.superlink.cli.flower_superlink": "SuperLinkLifespan",
+    "flwr.superlink.config_loader": "SuperLinkLifespanConfig load_control_authn_plugin",
+    "flwr.superlink.main": "create_app",
+    "flwr.supernode.cli": "flower_supernode",
+    "flwr.supernode.runtime.run_clientapp": "pull_task_input push_message push_task_output",
+}
+__getattr__ = lazy.names(__name__, {name: module for module, names in _INTERNALS.items() for name in names.split()})
+__all__ = ["Array", "ArrayRecord", "ClientApp", "ConfigRecord", "Context", "Grid", "Message", "RecordDict", "ServerApp"]

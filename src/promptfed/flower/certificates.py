@@ -6,9 +6,10 @@ Private keys are files that only their owner can read, and stay where they were 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -52,7 +53,7 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Another server.pem from the authority that is there: sites trust it as they did the last."""
+    """Another server.pem from the same authority: sites trust it as they did the last."""
     ca, key = read_authority(folder / CA), _read_key(folder / CA_KEY)
     if key.public_key() != ca.public_key():
         raise UserError(f'"{folder / CA_KEY}" is not the key of {CA}')
@@ -62,7 +63,7 @@ def renew(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
 def _issue(
     folder: Path, ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey, names: list[x509.GeneralName], days: int
 ) -> None:
-    """server.pem, with the key that is there if there is one."""
+    """server.pem, with the existing key if there is one."""
     if not (folder / SERVER_KEY).exists():
         write_private(folder / SERVER_KEY, _pem(ec.generate_private_key(ec.SECP384R1())))
     key = _read_key(folder / SERVER_KEY).public_key()
@@ -82,16 +83,11 @@ def _issue(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except OSError as error:
-        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
-    except Exception:  # of several kinds, by what is wrong with it
-        raise UserError(f'"{path}" is not a certificate') from None
+    return _read(path, x509.load_pem_x509_certificate, "a certificate")
 
 
 def read_authority(path: Path) -> x509.Certificate:
-    """A certificate that others can be trusted by, and still."""
+    """An authority's certificate that has not expired."""
     found = read_certificate(path)
     try:
         signs = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -141,12 +137,7 @@ def make_pair(folder: Path) -> Path:
 
 
 def read_public(path: Path) -> ec.EllipticCurvePublicKey:
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-    except OSError as error:
-        raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
-    except Exception:  # of several kinds, by what is wrong with it
-        raise UserError(f'"{path}" is not a public key of a site ({PUBLIC})') from None
+    key = _read(path, serialization.load_ssh_public_key, f"a public key of a site ({PUBLIC})")
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UserError(f'"{path}" is not an elliptic-curve key, as a site makes it ({PUBLIC})')
     return key
@@ -157,7 +148,7 @@ def _name(common: str) -> x509.Name:
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """The hosts', and those of this machine itself."""
+    """The hosts' names, and this machine's own."""
     return [_general(host) for host in dict.fromkeys([*hosts, *_LOCAL])]
 
 
@@ -205,15 +196,23 @@ def _usage(sign: bool) -> x509.KeyUsage:
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    kind = "a private key as promptfed flower certs makes it"
+    key = _read(path, lambda content: serialization.load_pem_private_key(content, None), kind)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f'"{path}" is not {kind}')
+    return key
+
+
+_T = TypeVar("_T")
+
+
+def _read(path: Path, load: Callable[[bytes], _T], kind: str) -> _T:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        return load(path.read_bytes())
     except OSError as error:
         raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
-    except Exception:  # of several kinds, by what is wrong with it
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f'"{path}" is not a private key as promptfed flower certs makes it')
-    return key
+    except Exception:  # of several types, depending on what is wrong with it
+        raise UserError(f'"{path}" is not {kind}') from None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

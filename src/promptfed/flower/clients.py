@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..clients import messages as M
 from ..clients.base import MessageClients, Reply
-from ..clients.messages import Evaluate, EvaluateResult, Result, Second, Task, Train, TrainResult, split_update
 from ..clients.once import Packing
 from ..errors import UserError
 from ..params import Params
@@ -180,7 +180,7 @@ class FlowerClients(MessageClients):
 
     # ---- messages
 
-    def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
+    def exchange(self, task: M.Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
         nodes = self._present()
         packing = Packing(task, sent, self._once, wire.array)
         begun: dict[int, float] = {}
@@ -216,7 +216,7 @@ class FlowerClients(MessageClients):
 
     def _deliver(
         self,
-        task: Task | wire.Identify,
+        task: M.Task | wire.Identify,
         clients: Sequence[int],
         letter: Callable[[int], tuple[int, RecordDict]],
         timeout: float | None,
@@ -261,7 +261,7 @@ class FlowerClients(MessageClients):
         each = [self._pull([name]) for name in names]
         return [message for found, _ in each for message in found], [name for _, bad in each for name in bad]
 
-    def _read(self, message: Message, task: Task | wire.Identify) -> _Result | str:
+    def _read(self, message: Message, task: M.Task | wire.Identify) -> _Result | str:
         """An answer, or why there is none. Nothing in it can raise."""
         if message.has_error():
             code, reason = message.error.code, message.error.reason or "error"
@@ -273,20 +273,20 @@ class FlowerClients(MessageClients):
             return str(error)
         if answered.error:
             return _line(answered.error)
-        if isinstance(answered.result, TrainResult):
+        if isinstance(answered.result, M.TrainResult):
             answered.result.error = _line(answered.result.error)
         return answered.result, tensors, sum(map(len, blobs))
 
-    def _unfit(self, client: int, result: Result, tensors: Params) -> str:
+    def _unfit(self, client: int, result: M.Result, tensors: Params) -> str:
         """Why a result cannot be used here; empty if it can."""
         if result.client != client:
             return f"it answers for client {result.client}"
         scores, groups = None, None
-        if isinstance(result, TrainResult):
-            scores, up = result.after_local, split_update(tensors)[0]
+        if isinstance(result, M.TrainResult):
+            scores, up = result.after_local, M.split_update(tensors)[0]
             if any(up[name].dtype != p.dtype for name, p in self._expected.shared.items() if name in up):
                 return "other types than the shared parameters"
-        elif isinstance(result, EvaluateResult):
+        elif isinstance(result, M.EvaluateResult):
             scores, groups = result.scores, result.groups
         for split in (scores.val, scores.test, scores.pooled) if scores else ():
             if split and {len(split.tp), len(split.fp), len(split.fn)} != {self._expected.classes}:
@@ -307,11 +307,11 @@ _SILENT = {
 }
 
 
-def _round(task: Task | wire.Identify) -> str:
+def _round(task: M.Task | wire.Identify) -> str:
     """The round that a task is part of, for a node's log."""
-    if isinstance(task, Train | Second):
+    if isinstance(task, M.Train | M.Second):
         return str(task.round)
-    return str(task.as_of - 1) if isinstance(task, Evaluate) else ""
+    return str(task.as_of - 1) if isinstance(task, M.Evaluate) else ""
 
 
 def _line(text: str) -> str:

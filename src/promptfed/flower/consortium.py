@@ -3,8 +3,8 @@
 consortium.toml  what all have agreed on; every site has a copy
 app/             the Flower app: two modules of one line, which name what is installed
 tls/             the authority and the server's certificate
-nodes.json       which node is which client, as admitted
-superlink.db     what the SuperLink remembers: nodes and their keys
+nodes.json       which client each admitted node is
+superlink.db     the SuperLink's state: nodes and their keys
 runs/NAME/       the folders of runs
 """
 
@@ -18,9 +18,9 @@ from .. import files
 from ..errors import UserError
 from ..runs import build
 from ..runs import config as C
-from .site import AGREED
+from .site import AGREED, read_agreed
 
-APP, TLS, DATABASE = "app", "tls", "superlink.db"
+APP, TLS, DATABASE, NODES = "app", "tls", "superlink.db", "nodes.json"
 
 _PROJECT = """[build-system]
 requires = ["hatchling"]
@@ -61,50 +61,56 @@ def create(folder: Path, config: C.Config) -> None:
     for name, text in {"pyproject.toml": _PROJECT.format(version=version("promptfed")), **_FILES}.items():
         (app / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (app / name).write_text(text)
-    agreed = {key: value for key, value in config.complete().items() if key != "partition"}  # nobody deals images out
+    agreed = {
+        key: value for key, value in config.complete().items() if key != "partition"
+    }  # images are not split: each site has its own
     (folder / AGREED).write_text(C.dump(agreed))
 
 
-def read(folder: Path) -> C.Config:
+def read(folder: Path) -> tuple[C.Config, C.Consortium]:
     if not (folder / AGREED).exists():
         raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
-    config = C.make(C.read(folder / AGREED))
-    if config.consortium is None:
-        raise UserError(f'"{folder / AGREED}" has no [consortium]')
-    return config
+    return read_agreed(folder)
 
 
-# ---- who is admitted
+# ---- which node is which client
 
 
-def taken(file: Path, client: int, node: int | None) -> int | None:
+def nodes(folder: Path) -> dict[int, int] | None:
+    """Which client each node is, where sites were admitted by their keys; None: none was."""
+    return numbers(folder / NODES, "node")
+
+
+def taken(folder: Path, client: int, node: int | None) -> int | None:
     """Another node that is this client."""
-    return next((other for other, number in _admitted(file).items() if number == client and other != node), None)
+    known = nodes(folder) or {}
+    return next((other for other, number in known.items() if number == client and other != node), None)
 
 
-def remember(file: Path, node: int, client: int) -> None:
-    """Notes which client a node is; what else it or another has been is forgotten."""
-    kept = {other: number for other, number in _admitted(file).items() if number != client and other != node}
-    _write(file, {**kept, node: client})
+def remember(folder: Path, node: int, client: int) -> None:
+    """Notes which client a node is; earlier entries of either are removed."""
+    known = nodes(folder) or {}
+    _write(folder, {**{other: n for other, n in known.items() if n != client and other != node}, node: client})
 
 
-def forget(file: Path, client: int) -> int:
+def forget(folder: Path, client: int) -> int:
     """-> the node that was this client"""
-    node = taken(file, client, None)
+    node = taken(folder, client, None)
     if node is None:
         raise UserError(f"--client = {client} is not admitted")
-    _write(file, {other: number for other, number in _admitted(file).items() if number != client})
+    _write(folder, {other: number for other, number in (nodes(folder) or {}).items() if number != client})
     return node
 
 
-def _admitted(file: Path) -> dict[int, int]:
+def numbers(file: Path, of: str) -> dict[int, int] | None:
+    """A file that holds a number for each node or client; None: there is no such file."""
+    if not file.exists():
+        return None
     try:
-        return {int(node): int(client) for node, client in json.loads(file.read_text()).items()}
-    except FileNotFoundError:
-        return {}
+        return {int(key): int(value) for key, value in json.loads(file.read_text()).items()}
     except (ValueError, TypeError, AttributeError):
-        raise UserError(f'"{file}" is damaged: it must hold a number for each node, {{"node": number, ...}}') from None
+        raise UserError(f'"{file}" is damaged: it must hold a number for each {of}, {{"{of}": number, ...}}') from None
 
 
-def _write(file: Path, nodes: dict[int, int]) -> None:
-    files.write(file, (json.dumps(nodes, indent=1) + "\n").encode())
+def _write(folder: Path, nodes: dict[int, int]) -> None:
+    files.write(folder / NODES, (json.dumps(nodes, indent=1) + "\n").encode())

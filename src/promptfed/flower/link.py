@@ -25,30 +25,8 @@ import httpx
 import uvicorn
 
 from ..errors import UserError
+from . import _flwr as F
 from . import certificates
-from ._flwr import (
-    ISOLATION_MODE_SUBPROCESS,
-    TRANSPORT_TYPE_GRPC_RERE,
-    ControlHttpClient,
-    Fab,
-    FlowerError,
-    ListNodesRequest,
-    ListRunsRequest,
-    NodeStatus,
-    RegisterNodeRequest,
-    RuntimeVersionHttpInterceptor,
-    StartRunRequest,
-    StopRunRequest,
-    SuperLinkLifespan,
-    SuperLinkLifespanConfig,
-    build_fab_from_disk,
-    create_app,
-    fab_to_proto,
-    get_uvicorn_log_config,
-    load_control_authn_plugin,
-    public_key_to_bytes,
-    user_config_to_proto,
-)
 from .consortium import APP, DATABASE, TLS, read
 from .server import FOLDER, LINK
 
@@ -87,8 +65,7 @@ def link(
 ) -> None:
     """Runs the consortium's SuperLink until it is stopped. `insecure`: without TLS and keys, on this machine alone."""
     folder = folder.expanduser().absolute()
-    agreed = read(folder).consortium
-    assert agreed
+    _, agreed = read(folder)
     if host not in _LISTEN:
         raise UserError(
             f'--host = "{host}" must be {_ASKED}, for this machine alone, or 0.0.0.0, for all of its addresses; '
@@ -104,13 +81,13 @@ def link(
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's programs
     config = _config(folder, host, int(port), insecure)
     logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit asks all the time
-    app = create_app(config, SuperLinkLifespan)
+    app = F.create_app(config, F.SuperLinkLifespan)
     app.add_middleware(Door)  # outermost
     server = uvicorn.Server(
         uvicorn.Config(
             app,
             access_log=False,
-            log_config=get_uvicorn_log_config(30),
+            log_config=F.get_uvicorn_log_config(30),
             ssl_keyfile=config.ssl_keyfile,
             ssl_certfile=config.ssl_certfile,
             proxy_headers=False,  # nobody is believed who says where a request comes from
@@ -125,10 +102,10 @@ def link(
         raise UserError("the SuperLink could not be started: its log says why")
 
 
-def _config(folder: Path, host: str, port: int, insecure: bool) -> SuperLinkLifespanConfig:
+def _config(folder: Path, host: str, port: int, insecure: bool) -> F.SuperLinkLifespanConfig:
     files = [folder / TLS / name for name in (certificates.CA, certificates.SERVER, certificates.SERVER_KEY)]
     ca, pem, key = (None, None, None) if insecure else map(str, files)
-    return SuperLinkLifespanConfig(
+    return F.SuperLinkLifespanConfig(
         control_address="",
         health_server_address=None,
         host=host,
@@ -136,20 +113,20 @@ def _config(folder: Path, host: str, port: int, insecure: bool) -> SuperLinkLife
         insecure=insecure,
         certificates=None if insecure else (files[0].read_bytes(), files[1].read_bytes(), files[2].read_bytes()),
         superexec_auth_secret=None,
-        authn_plugin=load_control_authn_plugin(),
+        authn_plugin=F.load_control_authn_plugin(),
         event_log_plugin=None,
         fleet_event_log_plugin=None,
         enable_event_log=False,
         artifact_provider=None,
         enable_supernode_auth=not insecure,
-        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_type=F.TRANSPORT_TYPE_GRPC_RERE,
         fleet_api_address=None,
         simulation=False,
         ssl_ca_certfile=ca,
         ssl_certfile=pem,
         ssl_keyfile=key,
         database=":flwr-in-memory:" if insecure else str(folder / DATABASE),
-        isolation=ISOLATION_MODE_SUBPROCESS,
+        isolation=F.ISOLATION_MODE_SUBPROCESS,
         runtime_dependency_install=False,  # nothing is fetched
     )
 
@@ -197,21 +174,20 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def control(folder: Path, insecure: bool) -> Iterator[ControlHttpClient]:
+def control(folder: Path, insecure: bool) -> Iterator[F.ControlHttpClient]:
     """The SuperLink's Control interface, from its own machine."""
-    agreed = read(folder).consortium
-    assert agreed
+    _, agreed = read(folder)
     address = f"{_ASKED}:{agreed.address.rpartition(':')[2]}"
     if not insecure and not (folder / TLS / certificates.CA).exists():
         raise UserError(f'"{folder / TLS}" holds no certificates: promptfed flower certs {folder} makes them')
     authority = None if insecure else (folder / TLS / certificates.CA).read_bytes()
-    client = ControlHttpClient.from_server_address(
-        address, insecure, authority, [RuntimeVersionHttpInterceptor(component_name="flwr")]
+    client = F.ControlHttpClient.from_server_address(
+        address, insecure, authority, [F.RuntimeVersionHttpInterceptor(component_name="flwr")]
     )
     try:
         yield client
     except httpx.HTTPStatusError as error:
-        told = FlowerError.from_json(error.response.text)
+        told = F.FlowerError.from_json(error.response.text)
         raise UserError(f"the SuperLink refuses: {told.message if told else error.response.text[:500]}") from None
     except httpx.HTTPError as error:
         raise UserError(_unanswered(error, address, folder)) from None
@@ -235,36 +211,36 @@ def _unanswered(error: httpx.HTTPError, address: str, folder: Path) -> str:
     return f"no SuperLink answers at {address} ({type(error).__name__}): start it first"
 
 
-def registered(client: ControlHttpClient, key: Path) -> int | None:
+def registered(client: F.ControlHttpClient, key: Path) -> int | None:
     """-> the number of the node that has this key"""
-    public = public_key_to_bytes(certificates.read_public(key))
-    for node in client.ListNodes(ListNodesRequest()).nodes_info:
-        if node.public_key == public and node.status != NodeStatus.UNREGISTERED:
+    public = F.public_key_to_bytes(certificates.read_public(key))
+    for node in client.ListNodes(F.ListNodesRequest()).nodes_info:
+        if node.public_key == public and node.status != F.NodeStatus.UNREGISTERED:
             return int(node.node_id)
     return None
 
 
-def register(client: ControlHttpClient, key: Path) -> int:
+def register(client: F.ControlHttpClient, key: Path) -> int:
     """-> the new node's number"""
-    public = public_key_to_bytes(certificates.read_public(key))
-    return int(client.RegisterNode(RegisterNodeRequest(public_key=public, name=key.stem)).node_id)
+    public = F.public_key_to_bytes(certificates.read_public(key))
+    return int(client.RegisterNode(F.RegisterNodeRequest(public_key=public, name=key.stem)).node_id)
 
 
-def start(client: ControlHttpClient, folder: Path, name: str) -> int:
+def start(client: F.ControlHttpClient, folder: Path, name: str) -> int:
     """Submits the consortium's app; -> Flower's number of the run"""
-    packed = build_fab_from_disk(folder / APP)
-    fab = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
-    request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"run": name}))
+    packed = F.build_fab_from_disk(folder / APP)
+    fab = F.Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+    request = F.StartRunRequest(fab=F.fab_to_proto(fab), override_config=F.user_config_to_proto({"run": name}))
     return int(client.StartRun(request).run_id)
 
 
-def stop(client: ControlHttpClient, run: int) -> None:
-    client.StopRun(StopRunRequest(run_id=run))
+def stop(client: F.ControlHttpClient, run: int) -> None:
+    client.StopRun(F.StopRunRequest(run_id=run))
 
 
-def status(client: ControlHttpClient, run: int) -> tuple[str, str, str]:
+def status(client: F.ControlHttpClient, run: int) -> tuple[str, str, str]:
     """-> "pending", "starting", "running" or "finished"; then how it finished, and why"""
-    found = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+    found = client.ListRuns(F.ListRunsRequest(run_id=run)).run_dict[run].status
     return found.status, found.sub_status, found.details
 
 

@@ -28,24 +28,8 @@ import httpx
 
 from .. import files
 from ..errors import UserError
-from ._flwr import (
-    AcquireTaskRequest,
-    ClientApp,
-    Context,
-    HeartbeatSender,
-    Message,
-    RuntimeHttpClient,
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SendTaskHeartbeatRequest,
-    SubStatus,
-    SuperExecAuthHttpInterceptor,
-    TaskType,
-    log,
-    pull_task_input,
-    push_message,
-    push_task_output,
-)
+from . import _flwr as F
+from ._flwr import ClientApp, Context, Message, log
 from .app import Resident, client_app
 from .certificates import PUBLIC, write_private
 from .site import SiteFolder
@@ -120,7 +104,7 @@ def _attend(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[st
         return node, code
 
 
-_Task = tuple[ExitStack, RuntimeHttpClient, Message, Context]  # what is to be put away behind it, and what is asked
+_Task = tuple[ExitStack, F.RuntimeHttpClient, Message, Context]  # what to close afterwards, and what is asked
 
 
 def serve(
@@ -131,10 +115,10 @@ def serve(
     What a task asks is fetched aside: of one whose SuperLink has died it may never come, and others must not wait.
     """
     ready: SimpleQueue[_Task] = SimpleQueue()
-    with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
+    with _client(address, F.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
         while alive():
             try:
-                found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+                found = client.AcquireTask(F.AcquireTaskRequest(supported_task_types=[F.TaskType.CLIENT_APP]))
                 if found.HasField("task") and found.token:
                     threading.Thread(target=_fetch, args=(address, found.token, ready), daemon=True).start()
             except httpx.HTTPError:  # it is not up yet, or going down
@@ -159,31 +143,31 @@ def _fetch(address: str, token: str, ready: SimpleQueue[_Task]) -> None:
     """What is asked. The server's app comes with it, and is left where it is."""
     with ExitStack() as stack:
         try:
-            client = stack.enter_context(_client(address, RuntimeTokenHttpInterceptor(token)))
+            client = stack.enter_context(_client(address, F.RuntimeTokenHttpInterceptor(token)))
             stack.enter_context(_heartbeat(client))
-            message, context, _, _ = pull_task_input(client)
+            message, context, _, _ = F.pull_task_input(client)
         except Exception as error:  # the SuperNode is gone, the task has expired, or the message is none
             log(WARNING, "a message could not be fetched: %s: %s", type(error).__name__, error)
             return
         ready.put((stack.pop_all(), client, message, context))
 
 
-def _answer(app: ClientApp, stack: ExitStack, client: RuntimeHttpClient, message: Message, context: Context) -> None:
+def _answer(app: ClientApp, stack: ExitStack, client: F.RuntimeHttpClient, message: Message, context: Context) -> None:
     """One message, answered as Flower's own process would, but by the app that is here."""
     with stack, suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
         try:
-            push_message(client, app(message=message, context=context), context)
+            F.push_message(client, app(message=message, context=context), context)
         except Exception as error:  # of a message that is none: the next one may be
             log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
-            push_task_output(client, context, SubStatus.FAILED, type(error).__name__)
+            F.push_task_output(client, context, F.SubStatus.FAILED, type(error).__name__)
         else:
-            push_task_output(client, context, SubStatus.COMPLETED, "")
+            F.push_task_output(client, context, F.SubStatus.COMPLETED, "")
 
 
 @contextmanager
-def _client(address: str, interceptor: object) -> Iterator[RuntimeHttpClient]:
-    client = RuntimeHttpClient.from_server_address(
-        address, True, None, [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
+def _client(address: str, interceptor: object) -> Iterator[F.RuntimeHttpClient]:
+    client = F.RuntimeHttpClient.from_server_address(
+        address, True, None, [F.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
     )
     try:
         yield client
@@ -192,15 +176,15 @@ def _client(address: str, interceptor: object) -> Iterator[RuntimeHttpClient]:
 
 
 @contextmanager
-def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
+def _heartbeat(client: F.RuntimeHttpClient) -> Iterator[None]:
     """Tells that the task is under way. Flower's own would stop this process when a task has expired."""
 
     def beat() -> bool:
         with suppress(httpx.HTTPError):
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            client.SendTaskHeartbeat(F.SendTaskHeartbeatRequest())
         return True
 
-    sender = HeartbeatSender(beat)
+    sender = F.HeartbeatSender(beat)
     sender.start()
     try:
         yield

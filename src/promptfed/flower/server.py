@@ -21,6 +21,7 @@ from ..runs import config as C
 from ..runs.build import Parts
 from ..runs.record import View
 from ..server import Line
+from . import consortium
 from ._flwr import Context, Grid, ServerApp, log
 from .clients import FlowerClients
 from .simulation import expected
@@ -29,7 +30,6 @@ from .site import AGREED, run_name
 LINK = "PROMPTFED_LINK"  # the environment variable that has the number of the SuperLink's process
 _HANDOVER = 15.0  # seconds in which the process of a SuperLink that was killed must have let go of a run
 FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
-NODES = "nodes.json"  # which node is which client
 SIZES = "sizes.json"  # of a run: how many training samples each client has, by what it said
 WAITING = "waiting.json"  # of a run: the clients that it waits for at its start
 
@@ -45,12 +45,12 @@ def main(grid: Grid, context: Context) -> None:
     def engine(parts: Parts, _: Path) -> FlowerClients:
         clients = FlowerClients(
             grid,
-            expected(parts, nodes(folder)),
+            expected(parts, consortium.nodes(folder)),
             timeout=config.engine.deadline,
             patience=config.engine.patience,
             poll=0.5,
             enough=1 if begun else None,
-            sizes=_numbers(path / SIZES, "client") if begun else None,
+            sizes=consortium.numbers(path / SIZES, "client") if begun else None,
             missing=lambda clients: files.write(path / WAITING, json.dumps(clients).encode()),
         )
         files.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
     until = time.monotonic() + _HANDOVER
     while True:
         try:
-            api.execute(config, path, resume=True, view=Log(), engine=engine)
+            api.execute(api.RunPlan(config, path, resume=True), view=Log(), engine=engine)
             return
         except record.Busy:
             if time.monotonic() > until:
@@ -80,9 +80,7 @@ def _end_with(link: int) -> None:
 
 def agreed(folder: Path, run: Path) -> C.Config:
     """The consortium's configuration, which must not change while a run is under way."""
-    config = C.make(C.read(folder / AGREED))
-    if config.consortium is None:
-        raise UserError(f'"{folder / AGREED}" has no [consortium]')
+    config, _ = consortium.read(folder)
     if not (run / "checkpoint.safetensors").exists():
         return config
     before, now = C.make(C.read(run / "config.toml")).complete(), config.complete()
@@ -90,7 +88,7 @@ def agreed(folder: Path, run: Path) -> C.Config:
         if key not in ("rounds", "engine") and now[key] != before.get(key):
             what = _changed(key, before.get(key), now[key])
             raise UserError(f'{what} in {AGREED} when run "{run.name}" began: submit it under another name')
-    return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}])[0]
+    return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}]).config
 
 
 def _changed(key: str, before: Any, now: Any) -> str:
@@ -99,20 +97,6 @@ def _changed(key: str, before: Any, now: Any) -> str:
         name = next(name for name in {**now, **before} if now.get(name) != before.get(name))
         return _changed(f"{key}.{name}", before.get(name), now.get(name))
     return f"{key} = {now} was {before}"
-
-
-def nodes(folder: Path) -> dict[int, int] | None:
-    """Which node is which client, where sites have been admitted by their keys."""
-    return _numbers(folder / NODES, "node")
-
-
-def _numbers(file: Path, of: str) -> dict[int, int] | None:
-    if not file.exists():
-        return None
-    try:
-        return {int(key): int(value) for key, value in json.loads(file.read_text()).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise UserError(f'"{file}" is damaged: it must hold a number for each {of}, {{"{of}": number, ...}}') from None
 
 
 server_app = ServerApp()

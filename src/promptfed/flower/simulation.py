@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ..errors import UserError
-from ..runs.build import Parts, worker_count
+from ..runs.build import Parts, describe, worker_count
 from ._flwr import ClientApp, Context, Grid, ServerApp
 from .app import client_app, fingerprint, simulated
 from .clients import Expected, FlowerClients
@@ -34,21 +33,6 @@ def expected(parts: Parts, nodes: Mapping[int, int] | None = None) -> Expected:
     )
 
 
-def describe(parts: Parts, folder: Path) -> str:
-    """What a node's process builds its host from. Paths are whole: Ray's processes may stand elsewhere."""
-    config = parts.config.complete()
-    return json.dumps(
-        {
-            # The kind of device only: Ray shows each process the one that is its own.
-            "config": {**config, "engine": {**config["engine"], "device": parts.device.type}},
-            "dataset": str(parts.federation.dataset.path.absolute()),
-            "partition": str((folder / "partition.json").absolute()),
-            "store": str((folder / "clients").absolute()),
-            "path": sys.path,  # a method of the user's own is found where the user found it
-        }
-    )
-
-
 def simulate(parts: Parts, folder: Path) -> FlowerClients:
     """Clients on Flower's simulation. The folder has the run's partition.json."""
     if parts.config.method.name.startswith("__main__:"):
@@ -60,7 +44,7 @@ def simulate(parts: Parts, folder: Path) -> FlowerClients:
     workers = worker_count(parts)
     file = (folder / "clients" / "host.json").absolute()
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(describe(parts, folder))
+    file.write_text(json.dumps(describe(parts, folder)))
     app = client_app(partial(simulated, str(file)))
     simulation = Simulation(app, wanted.clients, workers, gpus=float(parts.device.type == "cuda"))
     try:
@@ -149,6 +133,3 @@ class Simulation:
             self._error = error
         finally:
             logger.setLevel(before)
-
-
-__all__ = ["Simulation", "describe", "expected", "simulate"]

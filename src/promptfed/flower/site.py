@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,58 +29,20 @@ from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
 from ..clients.store import Store
 from ..clients.wire import pack, unpack
-from ..data import Dataset, DatasetConfig, Federation, Site, folders, load
-from ..data.partition import stratified
-from ..data.sources import Source
-from ..errors import UserError, nearest, one_sentence, unknown
+from ..data import Dataset, DatasetConfig, Federation, load, site_images
+from ..errors import UserError, nearest, one_sentence
 from ..params import Params
 from ..privacy import accounting
 from ..runs import build
 from ..runs import config as C
-from ..seeding import rng
 from ..training import Work
 from .ledger import Ledger
 
-SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
 SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
 _EMPTY = 100_000  # bytes that a run takes before it has begun
 KEY = "site.key"
 _log = logging.getLogger("flwr")  # a node's own
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-# ---- images
-
-
-def source(path: Path) -> Source:
-    if not path.is_dir():
-        raise UserError(f'--data = "{path}" is not a folder')
-    try:
-        found = folders.folder(path, ()).read(path)
-    except UserError:
-        found = None
-    if found is None or found.domains or found.sites:
-        raise UserError(f'--data = "{path}" must hold images as class/*.jpg, in one folder for each class')
-    return found
-
-
-def class_indices(path: Path, classes: Sequence[str], known: Sequence[str]) -> list[int]:
-    """The index of each of the folder's classes among the known ones. Case, and _ for a space, make no difference."""
-    spelled = {_spelled(name): i for i, name in enumerate(known)}
-    for name in classes:
-        if name not in known and _spelled(name) not in spelled:
-            raise unknown(f'--data = "{path}": class', name, known)
-    return [known.index(name) if name in known else spelled[_spelled(name)] for name in classes]
-
-
-def _spelled(name: str) -> str:
-    return name.lower().replace(" ", "_")
-
-
-def share(dataset: Dataset, seed: int) -> Site:
-    """All of a dataset, split into training, validation and test data: always alike."""
-    parts = stratified([np.arange(len(dataset))], dataset.labels, SPLIT, rng(seed, "join"))[0]
-    return Site(dataset.name, *(np.sort(index) for index in parts))
 
 
 # ---- the folder
@@ -121,6 +83,14 @@ def read_settings(folder: Path) -> Settings:
         raise one_sentence(error, SETTINGS) from None
 
 
+def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
+    """consortium.toml, of a server or of a site."""
+    config = C.make(C.read(folder / AGREED))
+    if config.consortium is None:
+        raise UserError(f'"{folder / AGREED}" has no [consortium]')
+    return config, config.consortium
+
+
 @dataclass(frozen=True)
 class SiteFolder:
     """A site's folder, read."""
@@ -128,6 +98,7 @@ class SiteFolder:
     folder: Path
     settings: Settings
     config: C.Config
+    agreed: C.Consortium
 
     @classmethod
     def open(cls, folder: Path) -> SiteFolder:
@@ -135,17 +106,15 @@ class SiteFolder:
         if not (folder / SETTINGS).exists():
             raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
         settings = read_settings(folder)
-        config = C.make(C.read(folder / AGREED))
-        if config.consortium is None:
-            raise UserError(f'"{folder / AGREED}" has no [consortium]')
-        if settings.client >= config.consortium.clients:
-            last = config.consortium.clients - 1
+        config, agreed = read_agreed(folder)
+        if settings.client >= agreed.clients:
+            last = agreed.clients - 1
             raise UserError(f"client = {settings.client} must be 0 to {last}, the clients of the consortium")
         if settings.epsilon is not None:
             accounting()
             if not config.privacy.noise:
                 raise UserError(f"epsilon = {settings.epsilon:g} in {SETTINGS} needs privacy.noise above 0 in {AGREED}")
-        return cls(folder, settings, config)
+        return cls(folder, settings, config, agreed)
 
     def ledger(self) -> Ledger | None:
         """What it has released, where there is differential privacy."""
@@ -168,7 +137,7 @@ class SiteFolder:
             build.placeholder_federation(self.config).dataset,
             Path(self.settings.data).expanduser().absolute(),
         )
-        known = np.array(class_indices(path, source(path).classes, agreed.classes))
+        known = np.array(site_images.class_indices(path, site_images.read(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
         given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
@@ -182,7 +151,8 @@ class SiteFolder:
         config = C.make(self.config.complete(), {"engine": here, "backbone": {"name": settings.backbone or agreed}})
         dataset = self.dataset()
         everyone = list(build.placeholder_federation(config).sites)
-        everyone[settings.client] = replace(share(dataset, config.seed), name=everyone[settings.client].name)
+        own = site_images.split(dataset, config.seed)
+        everyone[settings.client] = replace(own, name=everyone[settings.client].name)
         parts = build.assemble(config, Federation(dataset, tuple(everyone), {"name": "site"}))
         parts.model.name = agreed
         return parts

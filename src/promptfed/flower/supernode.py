@@ -39,15 +39,13 @@ class SuperNode:
     """`fault`: why it cannot connect, as far as it has said so. `refused`: that the SuperLink does not let it in."""
 
     def __init__(self, site: SiteFolder, insecure: bool, port: int, scratch: Path, said: Callable[[str], None]) -> None:
-        agreed = site.config.consortium
-        assert agreed
-        self._said, self._client, self._address = said, site.settings.client, agreed.address
+        self._said, self._client, self._address = said, site.settings.client, site.agreed.address
         self._tls = "without TLS" if insecure else "with TLS"
         self.connected, self.refused, self.fault = False, False, ""
         self._told = -_QUIET
         keys = ["--root-certificates", str(site.folder / CA), "--auth-supernode-private-key", str(site.folder / KEY)]
         options = {
-            "--superlink": agreed.address,
+            "--superlink": site.agreed.address,
             "--isolation": "process",
             "--host": "127.0.0.1",
             "--port": str(port),

@@ -20,23 +20,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError
 
-from ..clients.messages import (
-    HAS_BLOBS,
-    Count,
-    Enroll,
-    EnrollResult,
-    Evaluate,
-    EvaluateResult,
-    Name,
-    Note,
-    Request,
-    Second,
-    SecondResult,
-    Sentence,
-    Task,
-    Train,
-    TrainResult,
-)
+from ..clients import messages as M
 from ..clients.wire import unpack
 from ..errors import UserError
 from ..params import Params
@@ -73,49 +57,51 @@ LIMITS = Limits()
 
 # ---- what a message holds besides its request or results
 
-_Fingerprint = Annotated[dict[Name, Sentence], Field(max_length=100)]  # digests of what must be the same everywhere
-_Sizes = Annotated[list[Count], Field(max_length=4096, fail_fast=True)]  # bytes of each blob; empty ones do not travel
+_Fingerprint = Annotated[dict[M.Name, M.Sentence], Field(max_length=100)]  # digests of what must be the same everywhere
+_Sizes = Annotated[
+    list[M.Count], Field(max_length=4096, fail_fast=True)
+]  # bytes of each blob; empty ones do not travel
 
 
-class Identify(Note):
+class Identify(M.Note):
     """Which client a node is."""
 
     ask: Literal["identify"] = "identify"
 
 
-class IdentifyResult(Note):
-    client: Count
-    n: Count  # training samples
+class IdentifyResult(M.Note):
+    client: M.Count
+    n: M.Count  # training samples
     fingerprint: _Fingerprint
 
 
-class Asked(Note):
+class Asked(M.Note):
     version: Literal[2]
-    note: Annotated[Request | Identify, Field(union_mode="left_to_right")]
+    note: Annotated[M.Request | Identify, Field(union_mode="left_to_right")]
     fingerprint: _Fingerprint = Field(default_factory=dict)  # the server's
     sizes: _Sizes
 
     @property
-    def task(self) -> Task | Identify:
+    def task(self) -> M.Task | Identify:
         return self.note if isinstance(self.note, Identify) else self.note.task
 
 
-_R = TypeVar("_R", bound=Note)
+_R = TypeVar("_R", bound=M.Note)
 
 
-class Answered(Note, Generic[_R]):
+class Answered(M.Note, Generic[_R]):
     version: Literal[2]
     result: _R | None = None  # one: a node is one client
-    error: Sentence = ""  # why there is none
+    error: M.Sentence = ""  # why there is none
     sizes: _Sizes
 
 
-_ANSWERED: dict[type[Task | Identify], type[Answered[Any]]] = {
+_ANSWERED: dict[type[M.Task | Identify], type[Answered[Any]]] = {
     Identify: Answered[IdentifyResult],
-    Enroll: Answered[EnrollResult],
-    Train: Answered[TrainResult],
-    Second: Answered[SecondResult],
-    Evaluate: Answered[EvaluateResult],
+    M.Enroll: Answered[M.EnrollResult],
+    M.Train: Answered[M.TrainResult],
+    M.Second: Answered[M.SecondResult],
+    M.Evaluate: Answered[M.EvaluateResult],
 }
 
 # ---- in and out of a message
@@ -127,18 +113,18 @@ def array(blob: bytes) -> Array:
 
 
 def write_request(
-    note: Request | Identify, blobs: Sequence[Array] = (), fingerprint: Mapping[str, str] | None = None
+    note: M.Request | Identify, blobs: Sequence[Array] = (), fingerprint: Mapping[str, str] | None = None
 ) -> RecordDict:
     sizes = [len(blob.data) for blob in blobs]
     return _written(Asked(version=VERSION, note=note, fingerprint=dict(fingerprint or {}), sizes=sizes), blobs)
 
 
-def write_answer(result: Note | None, error: str = "", blobs: Sequence[Array] = ()) -> RecordDict:
+def write_answer(result: M.Note | None, error: str = "", blobs: Sequence[Array] = ()) -> RecordDict:
     sizes = [len(blob.data) for blob in blobs]
     return _written(Answered[Any](version=VERSION, result=result, error=error, sizes=sizes), blobs)
 
 
-def _written(head: Note, blobs: Sequence[Array]) -> RecordDict:
+def _written(head: M.Note, blobs: Sequence[Array]) -> RecordDict:
     content = RecordDict({_HEAD: ConfigRecord({_JSON: head.model_dump_json(exclude_none=True)})})
     held = {str(i): blob for i, blob in enumerate(blobs) if blob.data}  # Flower cannot carry an empty array
     if held:
@@ -149,7 +135,7 @@ def _written(head: Note, blobs: Sequence[Array]) -> RecordDict:
 def read_request(content: RecordDict, limits: Limits = LIMITS) -> tuple[Asked, list[bytes]]:
     """What a node is asked, checked."""
     asked, blobs = _read(content, Asked, limits)
-    if isinstance(asked.note, Request):
+    if isinstance(asked.note, M.Request):
         if len(asked.note.clients) != 1:
             raise Malformed(f"malformed message: a request to {len(asked.note.clients)} clients in place of 1")
         for index in [asked.note.clients[0].blob, *asked.note.new.values()]:
@@ -159,13 +145,13 @@ def read_request(content: RecordDict, limits: Limits = LIMITS) -> tuple[Asked, l
 
 
 def read_answer(
-    content: RecordDict, task: Task | Identify, limits: Limits = LIMITS
+    content: RecordDict, task: M.Task | Identify, limits: Limits = LIMITS
 ) -> tuple[Answered[Any], list[bytes]]:
     """What a node answered to a task, checked."""
     answered, blobs = _read(content, _ANSWERED[type(task)], limits)
     if (answered.result is None) == (not answered.error):
         raise Malformed("malformed message: an answer must hold either a result or an error")
-    expected = int(not answered.error and isinstance(task, HAS_BLOBS))
+    expected = int(not answered.error and isinstance(task, M.HAS_BLOBS))
     if len(blobs) != expected:
         raise Malformed(f'malformed message: an answer to "{task.ask}" with {len(blobs)} blobs in place of {expected}')
     return answered, blobs
@@ -233,10 +219,10 @@ _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, 
 _METADATA = {"promptfed": "{}"}  # a message's note is in its head
 
 
-class _Tensor(Note):
+class _Tensor(M.Note):
     dtype: Literal["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "I64", "F64"]
-    shape: Annotated[list[Count], Field(max_length=16, fail_fast=True)]
-    data_offsets: Annotated[list[Count], Field(min_length=2, max_length=2, fail_fast=True)]
+    shape: Annotated[list[M.Count], Field(max_length=16, fail_fast=True)]
+    data_offsets: Annotated[list[M.Count], Field(min_length=2, max_length=2, fail_fast=True)]
 
 
 def _sizes(header: bytes, limits: Limits) -> Iterator[int]:

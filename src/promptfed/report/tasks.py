@@ -1,22 +1,19 @@
-"""Which rows of a report may be held against each other: those whose clients hold the same samples."""
+"""Which rows of a report can be compared: those whose clients hold the same samples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .gather import Group, ReportData
-
-_Feature = Callable[[Group], str]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Rows with one partition; in a table with columns, of one column."""
+    """Rows with the same partition; in a table with columns, of one column."""
 
-    words: str  # no other task's
+    words: str  # unique
     groups: list[Group]
 
     @property
@@ -37,78 +34,59 @@ def tasks(found: ReportData) -> list[Task]:
     return [Task(words, groups) for words, groups in zip(_words(each, columns), each, strict=True)]
 
 
-def words(found: ReportData) -> dict[str, str]:
-    """Label -> its task."""
-    return {group.label: task.words for task in tasks(found) for group in task.groups}
-
-
 def _same(a: Group, b: Group) -> bool:
-    """Seeds may have partitions of their own: those that both rows have are looked at. Without one, what the
-    configurations ask for has to do."""
+    """Seeds may have different partitions: those of seeds that both rows have must agree; without a common seed, the
+    configurations must."""
     if a.first.run.setting != b.first.run.setting:
         return False
     ours, theirs = ({entry.seed: entry.partition for entry in group.entries} for group in (a, b))
     both = ours.keys() & theirs.keys()
     if both:
         return all(ours[seed] == theirs[seed] for seed in both)
-    return _asked(a) == _asked(b)
+    return _configured(a) == _configured(b)
 
 
-def _asked(group: Group) -> str:
+def _configured(group: Group) -> str:
     sections = {name: group.first.run.settings.get(name) for name in ("dataset", "partition", "consortium")}
     return json.dumps(sections, sort_keys=True)
 
 
-# ---- words
-
-
 def _words(each: Sequence[list[Group]], columns: dict[str, str]) -> list[str]:
-    """A task's setting, with as much besides as it takes to tell it from the others."""
-    told = [groups[0].first.run.setting for groups in each]
-    firsts = [groups[0] for groups in each]
-
-    def column(group: Group) -> str:
-        return columns[group.label]
-
-    for feature in (_images, _classes, *_options(firsts), column):
-        for setting in {one for one in told if told.count(one) > 1}:
-            alike = [i for i, one in enumerate(told) if one == setting]
-            if len({feature(firsts[i]) for i in alike}) > 1:
+    """Each task's setting, with as many details as it takes to distinguish it from the others."""
+    words = [groups[0].first.run.setting for groups in each]
+    details = [_details(groups[0], columns[groups[0].label]) for groups in each]
+    for name in dict.fromkeys(name for one in details for name in one):
+        for alike in _repeated(words):
+            if len({details[i].get(name) for i in alike}) > 1:
                 for i in alike:
-                    told[i] = ", ".join(part for part in (told[i], feature(firsts[i])) if part)
-    for setting in {one for one in told if told.count(one) > 1}:
-        for number, i in enumerate(i for i, one in enumerate(told) if one == setting):
-            told[i] += f", split {chr(65 + number) if number < 26 else number + 1}"
-    return told
+                    words[i] = ", ".join(filter(None, (words[i], details[i].get(name))))
+    for alike in _repeated(words):
+        for number, i in enumerate(alike):
+            words[i] += f", split {chr(65 + number) if number < 26 else number + 1}"
+    return words
 
 
-def _images(group: Group) -> str:
-    data = group.first.numbers.get("dataset") or {}
-    count = data.get("images") or group.first.about.get("dataset", {}).get("n")
-    count = count or sum(one.train + one.val + one.test for one in group.first.run.shares)
-    return f"{count} images" if count else ""
+def _repeated(words: Sequence[str]) -> list[list[int]]:
+    """Where the same words stand, of those that stand several times."""
+    places = [[i for i, one in enumerate(words) if one == word] for word in dict.fromkeys(words)]
+    return [alike for alike in places if len(alike) > 1]
 
 
-def _classes(group: Group) -> str:
-    count = group.option("partition", "classes_per_client")
-    return f"{count} class{'es' if count > 1 else ''} a client" if count else ""
-
-
-def _options(groups: Sequence[Group]) -> list[_Feature]:
-    """What else was asked for: partition.shots 16"""
-    keys = {
-        (section, key): None
+def _details(group: Group, column: str) -> dict[str, str]:
+    """The most telling first; other settings as partition.shots 16."""
+    run = group.first.run
+    images = (group.first.numbers.get("dataset") or {}).get("images") or group.first.about.get("dataset", {}).get("n")
+    images = images or sum(one.train + one.val + one.test for one in run.shares)
+    classes = group.option("partition", "classes_per_client")
+    settings = {
+        f"{section}.{key}": f"{section}.{key} {value}"
         for section in ("partition", "dataset")
-        for group in groups
-        for key in group.first.run.settings.get(section, {})
-        if key not in ("name", "clients", "classes_per_client", "limit")
+        for key, value in run.settings.get(section, {}).items()
+        if value is not None and key not in ("name", "clients", "classes_per_client", "limit")
     }
-    return [_option(section, key) for section, key in keys]
-
-
-def _option(section: str, key: str) -> _Feature:
-    def told(group: Group) -> str:
-        value: Any = group.option(section, key)
-        return "" if value is None else f"{section}.{key} {value}"
-
-    return told
+    return {
+        "images": f"{images} images" if images else "",
+        "classes": f"{classes} class{'es' if classes > 1 else ''} per client" if classes else "",
+        **settings,
+        "column": column,
+    }

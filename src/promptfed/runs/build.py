@@ -118,14 +118,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
     sizes = {i: len(site.train) for i, site in enumerate(parts.federation.sites)}
     hosts: list[Ask]
     if count > 1:
-        description = {
-            "config": parts.config.complete(),
-            "dataset": str(parts.federation.dataset.path),
-            "partition": str(folder / "partition.json"),
-            "store": str(folder / "clients"),
-            "path": sys.path,  # a method of the user's own is found where the user found it
-        }
-        hosts = [Worker(description) for _ in range(count)]
+        hosts = [Worker(describe(parts, folder)) for _ in range(count)]
     else:
         limit_threads(engine.threads, parts.device)
         hosts = [make_host(parts, Store(folder / "clients"))]
@@ -150,6 +143,19 @@ def worker_count(parts: Parts) -> int:
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe(parts: Parts, folder: Path) -> dict[str, Any]:
+    """What another process builds its host from. Paths are absolute: it may have another working directory."""
+    config = parts.config.complete()
+    return {
+        # The kind of device only: a process may be shown just the one that is its own.
+        "config": {**config, "engine": {**config["engine"], "device": parts.device.type}},
+        "dataset": str(parts.federation.dataset.path.absolute()),
+        "partition": str((folder / "partition.json").absolute()),
+        "store": str((folder / "clients").absolute()),
+        "path": sys.path,  # a method of the user's own is found where the user found it
+    }
 
 
 def host_from(description: dict[str, Any]) -> Host:

@@ -12,32 +12,31 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ...data.hub import OFFLINE, first_line, snapshot
 from ...errors import UserError
 from .tokenizer import FILES as TOKENIZER_FILES
 
 # In order of preference. Where a repository has a CLIP for open_clip and its image tower for timm, the CLIP is meant.
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
 CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json")
-OFFLINE = (
-    "pass a local folder as backbone.name, with config.json and model.safetensors (or open_clip_config.json and "
-    "open_clip_model.safetensors) and, for CLIP, tokenizer.json; or set HF_HOME to a folder that already has it"
-)
 
 
 def locate(name: str) -> Path:
-    """The file with the weights; what belongs to it lies in the same folder."""
+    """The file with the weights; its other files are in the same folder."""
     path = Path(name).expanduser()
     if path.is_file():
         return path
     if path.is_dir():
         return _weights_in(path, name)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise UserError(f'backbone.name = "{name}": there is no such file or folder; {OFFLINE}')
-    return _weights_in(_snapshot(name), name)
+        raise UserError(f'backbone.name = "{name}": there is no such file or folder; {OFFLINE["model"]}')
+    _, folder = snapshot("model", name, _wanted)
+    assert folder
+    return _weights_in(folder, name)
 
 
 def shapes(file: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """Of everything in the file, whose values are not read."""
+    """Shapes of everything in the file; no values are read."""
     return {key: tuple(value.shape) for key, value in tensors(file, name, "meta").items()}
 
 
@@ -48,8 +47,8 @@ def tensors(file: Path, name: str, device: Literal["cpu", "meta"] = "cpu") -> di
             return load_file(file) if device == "cpu" else _headers(file)
         loaded = torch.load(file, map_location=device, weights_only=True)
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-        what = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
-        raise UserError(f'backbone.name = "{name}": {file.name} is not a readable file of tensors: {what}') from error
+        what = f"{file.name} is not a readable file of tensors: {first_line(error)}"
+        raise UserError(f'backbone.name = "{name}": {what}') from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError(f'backbone.name = "{name}": {file.name} is not a flat dictionary of tensors')
     return loaded
@@ -81,23 +80,6 @@ def _weights_in(folder: Path, name: str) -> Path:
     raise UserError(f'backbone.name = "{name}": {folder} has no weights; it needs {" or ".join(WEIGHTS[:2])}')
 
 
-def _snapshot(name: str) -> Path:
-    """The folder of a repository of the hub at its newest revision or, without a connection, as downloaded before."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-
-    asked = f'backbone.name = "{name}"'
-    try:
-        info = HfApi().model_info(name, timeout=10)
-        there = {sibling.rfilename for sibling in info.siblings or ()}
-        wanted = [*CONFIGS, *TOKENIZER_FILES, *[file for file in WEIGHTS if file in there][:1]]
-        return Path(snapshot_download(name, revision=info.sha, allow_patterns=wanted))
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise UserError(f"{asked} is not on the hub, or needs a login there; check the id, or {OFFLINE}") from error
-    except HfHubHTTPError as error:
-        raise UserError(f"{asked} cannot be loaded from the hub: {str(error).strip().splitlines()[0][:200]}") from error
-    except Exception as offline:  # the HTTP client's own errors, which differ between its versions
-        try:
-            return Path(snapshot_download(name, local_files_only=True))
-        except Exception:
-            raise UserError(f"{asked} was asked for but the hub cannot be reached; {OFFLINE}") from offline
+def _wanted(there: set[str]) -> list[str]:
+    """What is needed of a repository's files."""
+    return [*CONFIGS, *TOKENIZER_FILES, *[file for file in WEIGHTS if file in there][:1]]

@@ -1,12 +1,10 @@
-"""Published backbones whose shapes are known here: fresh models of them, with nothing fetched.
+"""Published backbones whose shapes are known here: models of them without values, with nothing fetched.
 
-For counting parameters and measuring time. Their weights have no values, or random ones; class names become tokens word
-by word, where the published tokenizer may make several of one.
+For counting parameters. Class names become one token per word, where the published tokenizer may make several.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from zlib import crc32
@@ -14,12 +12,10 @@ from zlib import crc32
 import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
-from torch import Tensor
 
 from ... import models
 from ...data.images import Resize
 from ...params import Params
-from ...seeding import torch_rng
 from ..base import Model
 from . import layouts
 from .preprocess import Preprocess, from_transformers
@@ -40,9 +36,9 @@ KNOWN: dict[str, VitShape | ClipShape] = {
 }
 
 
-def fresh(name: str, classes: int, names: Sequence[str], draw: bool = False) -> Model:
-    """A model of this name, whose weights are shapes only (on the meta device) or random numbers."""
-    shape, weights, seen = KNOWN[name], dict(_body(name, draw)), _preprocess(name)
+def fresh(name: str, classes: int, names: Sequence[str]) -> Model:
+    """A model of this name, whose weights are shapes only (on the meta device)."""
+    shape, weights, seen = KNOWN[name], dict(_body(name)), _preprocess(name)
     if isinstance(shape, VitShape):
         return shape.model(name, weights, seen, classes, seed=0)
     text = shape.text
@@ -62,28 +58,17 @@ def _preprocess(name: str) -> Preprocess:
 
 
 class _Words(Tokenizer):
-    """A token a word."""
+    """One token per word."""
 
     def words(self, text: str) -> list[int]:
         return [crc32(word.encode()) % self.start for word in text.replace(".", " . ").split()]
 
 
 @cache
-def _body(name: str, draw: bool) -> Params:
+def _body(name: str) -> Params:
     """All weights but those of a head."""
     shape = KNOWN[name]
     weights = layouts.vit_timm(shape) if isinstance(shape, VitShape) else layouts.clip_open_clip(shape)
-    # Random weights are views of the same numbers: nobody trains them in place, and 150 M fresh ones cost seconds.
-    pool = 0.02 * torch.randn(1 << 23, generator=torch_rng(0, "known")) if draw else torch.empty(0)
-
-    def part(name: str, shape: tuple[int, ...]) -> Tensor:
-        if not draw:
-            return torch.zeros(()).expand(shape)
-        if name.endswith("running_var"):
-            return torch.ones(shape)
-        if math.prod(shape) > len(pool):  # CLIP's words
-            return pool[: shape[-1]].expand(shape)
-        return pool[: math.prod(shape)].reshape(shape)
-
-    made = {w.ours: w.make(*(part(name, w.shape) for name in w.theirs)) for w in weights}
-    return made if draw else {name: torch.empty(p.shape, device="meta") for name, p in made.items()}
+    blank = torch.zeros(())
+    made = {w.ours: w.make(*(blank.expand(w.shape) for _ in w.theirs)) for w in weights}
+    return {name: torch.empty(p.shape, device="meta") for name, p in made.items()}

@@ -46,8 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Headline:
-    kind: str
+class Grid:
     caption: str
     heads: list[Heading]
     lines: list[Line]
@@ -55,21 +54,12 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Across:
-    """Local accuracy as a paper prints it: methods x the columns of the comparison."""
-
-    columns: list[str]
-    lines: list[Line]
-    notes: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Results:
     several_seeds: bool
     several_tasks: bool
-    across: Across | None
+    across: Grid | None  # local accuracy as a paper prints it: methods x the columns of the comparison
     choices: list[Choice]
-    tables: list[Headline]
+    tables: dict[str, Grid]  # by choice
 
 
 def results(data: ReportData) -> Results:
@@ -85,11 +75,11 @@ def results(data: ReportData) -> Results:
         several_tasks=len(tasks(data)) > 1,
         across=_across(data) if data.places else None,
         choices=[Choice(kind, title, kind == "last", kind not in known) for kind, title in KINDS.items()],
-        tables=[_headline(data, kind) for kind in KINDS if kind == "last" or kind in known],
+        tables={kind: _headline(data, kind) for kind in KINDS if kind == "last" or kind in known},
     )
 
 
-def _across(data: ReportData) -> Across:
+def _across(data: ReportData) -> Grid:
     groups = {data.places[group.label]: group for group in data.groups if group.label in data.places}
     local, notes = numbers.COLUMNS[0], Notes()
     cells = {group.label: numbers.cell(group, local, "last") for group in data.groups}
@@ -100,10 +90,11 @@ def _across(data: ReportData) -> Across:
         return _shown(local, cells[group.label], best[group.label], notes) if group else Shown("–", "", kind="none")
 
     lines = [Line(row, [shown(groups.get((row, column))) for column in columns]) for row in rows]
-    return Across(columns, lines, notes.marks)
+    heads = [Heading(column, column) for column in columns]
+    return Grid("Local accuracy in the last round", heads, lines, notes.marks)
 
 
-def _headline(data: ReportData, kind: str) -> Headline:
+def _headline(data: ReportData, kind: str) -> Grid:
     columns, notes = numbers.columns(data), Notes()
     each = tasks(data)
     several = len(each) > 1
@@ -125,8 +116,8 @@ def _headline(data: ReportData, kind: str) -> Headline:
     heads += [Heading("seeds", "Seeds", "number of seeds"), Heading("round", "Round", "the round that is shown")]
     for c in columns:
         sort = "descending" if c.key == "local" and not several else "none"  # tasks come first in the order of rows
-        heads.append(Heading(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending", sort=sort))
-    return Headline(kind, f"Results of each method, {KINDS[kind]}", heads, lines, notes.marks)
+        heads.append(Heading(c.key, c.title, c.help, "descending" if c.higher_is_better else "ascending", sort=sort))
+    return Grid(f"Results of each method, {KINDS[kind]}", heads, lines, notes.marks)
 
 
 def _best_of_tasks(data: ReportData, column: Column, cells: dict[str, Cell]) -> dict[str, float | None]:
@@ -140,7 +131,7 @@ def _best_of_tasks(data: ReportData, column: Column, cells: dict[str, Cell]) -> 
 
 def _best(column: Column, values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    if len(known) < 2 or column.better <= 0 or max(known) - min(known) < _ALIKE:
+    if len(known) < 2 or not column.higher_is_better or max(known) - min(known) < _ALIKE:
         return None
     return max(known)
 

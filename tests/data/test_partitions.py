@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from promptfed.data import PARTITIONS, Dataset, DatasetConfig, Federation, federate, load
-from promptfed.data.partition import (
+from promptfed.data.partitions import (
     Dirichlet,
     Disjoint,
     Domain,
