@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from promptfed import UserError
 from promptfed.analysis import ANALYSES, make
 from promptfed.analysis.opened import Opened
-from promptfed.cli.analyse import analyse
+from promptfed.cli.report import analyse
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ from promptfed.cli.analyse import analyse
         ("fedavg", "colours-labels", "all clients have the same model"),
         ("fedavg", "drift", "eval.drift=true"),
         ("local", "leakage", "upload nothing"),
-        ("pfedpt", "groups", "no groups"),
+        ("pfedpt", "groups", "samples have no groups"),
         ("pfedpt", "selection", "no selections are on record"),
         ("sgpt", "selection", "at least two evaluations"),
-        ("sgpt", "helps", 'DP2FL\'s, and the run is of "sgpt"'),
+        ("sgpt", "helps", 'only DP2FL weighs other clients\' prompts, and the run is of "sgpt"'),
         ("pfedpt", "scatter", "is an analysis of a comparison"),
         ("pfedpt", "leakag", 'did you mean "leakage"'),
     ],
@@ -46,7 +46,7 @@ def test_every_analysis_is_there():
 
 
 def test_the_command_line_starts_without_what_draws():
-    code = "import sys, promptfed.cli.analyse; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
+    code = "import sys, promptfed.cli.report; sys.exit(not {'altair', 'matplotlib', 'torch'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

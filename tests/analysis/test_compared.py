@@ -10,7 +10,7 @@ from analysed import made
 from promptfed import UserError
 from promptfed.analysis import Options, compared, make
 from promptfed.analysis.opened import Comparison
-from promptfed.cli.analyse import analyse
+from promptfed.cli.report import analyse
 from promptfed.runs import config as C
 
 
@@ -88,11 +88,14 @@ def test_a_sweep_shows_what_was_swept_and_what_has_no_prompt(tmp_path):
     add(folder, "vpt", "fedvpt", {"tokens": 5})
     add(folder, "sgpt", "sgpt", {})
     found = compared.sweep(Comparison.read(folder), Options())
-    labels = [name.get_text() for name in found.picture.legends[0].get_texts()]
-    assert labels == ["pfedpt: padding", "pfedpt: fixed-patch", "fedavg (no prompt)"]
-    assert [axes.get_xlabel() for axes in found.picture.axes] == ["size of the prompt (pixels)"]
+    (panel,) = found.picture.to_dict()["hconcat"]
+    level, _, line, _ = panel["layer"]
+    labels = ["pfedpt: padding", "pfedpt: fixed-patch", "fedavg (no prompt)"]
+    assert line["encoding"]["color"]["scale"]["domain"] == labels
+    assert line["encoding"]["x"]["title"] == "size of the prompt (pixels)"
+    assert level["mark"]["type"] == "rule"
     add(folder, "vpt-more", "fedvpt", {"tokens": 9})
     found = compared.sweep(Comparison.read(folder), Options())
-    assert [axes.get_xlabel() for axes in found.picture.axes] == [
-        f"size of the prompt ({u})" for u in ("pixels", "tokens")
-    ]
+    panels = found.picture.to_dict()["hconcat"]
+    titles = [panel["layer"][-1]["encoding"]["x"]["title"] for panel in panels]
+    assert titles == [f"size of the prompt ({unit})" for unit in ("pixels", "tokens")]

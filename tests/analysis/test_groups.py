@@ -45,7 +45,7 @@ def test_agreement_takes_the_best_matching_of_groups():
 
 
 def test_other_runs_must_have_the_same_test_data(finished, tmp_path):
-    with pytest.raises(UserError, match="has other test data"):
+    with pytest.raises(UserError, match="must be a run with the same partition"):
         make(finished("sgpt"), ["groups"], tmp_path, Options(other=finished("pfedpt")))
 
 

@@ -168,7 +168,9 @@ def test_only_rounds_and_engine_change_on_resuming(promptfed):
     assert "holds no run to resume" in promptfed("run", "--resume", "--out", "nothing", code=1)
     assert "--resume needs --out" in promptfed("run", "--resume", code=1)
     promptfed("run", "--resume", "--out", "mine", "rounds=2")
-    assert "rounds = 1 is less than the 2 rounds" in promptfed("run", "--resume", "--out", "mine", "rounds=1", code=1)
+    assert "rounds = 1 must be at least the 2 rounds" in promptfed(
+        "run", "--resume", "--out", "mine", "rounds=1", code=1
+    )
 
 
 def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):
@@ -201,7 +203,7 @@ def test_only_adds_its_rows_to_the_table(promptfed, tmp_path):
     assert labels() == ["local"]
     promptfed(*words, "avg")
     assert labels() == ["fedavg", "local"]
-    assert "is in no label of a row" in promptfed(*words, "moon", code=1)
+    assert "must be part of the label of a row" in promptfed(*words, "moon", code=1)
 
 
 def test_a_comparison_with_misfits_or_for_another_folder_trains_nothing(promptfed, tmp_path):

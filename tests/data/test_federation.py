@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from promptfed.data import Dataset, Federation, federate
-from promptfed.data.heatmap import draw
 from promptfed.data.partitions import Dirichlet, Iid
 from promptfed.errors import UserError
+from promptfed.report import draw_partition
 
 Make = Callable[..., Dataset]
 LABELS = np.arange(400) % 8
@@ -54,7 +54,7 @@ def test_label_counts(make: Make) -> None:
     [
         (lambda t: t["clients"][0]["train"].append(400), r"index outside 0\.\.399"),
         (lambda t: t["clients"][0]["train"].append(-1), r"index outside 0\.\.399"),
-        (lambda t: t["clients"][0]["train"].append(t["clients"][1]["test"][0]), "deals some images out twice"),
+        (lambda t: t["clients"][0]["train"].append(t["clients"][1]["test"][0]), "assigns some images twice"),
         (lambda t: t["clients"][0]["train"].append(1.5), "is malformed"),
         (lambda t: t["clients"][0].pop("val"), "is malformed"),
         (lambda t: t.pop("about"), "is malformed"),
@@ -86,6 +86,6 @@ def test_no_json_and_no_file(make: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (4, 8), (60, 50), (2500, 8)])
 def test_heat_map(make: Make, tmp_path: Path, clients: int, classes: int) -> None:
-    draw(federate(make(np.arange(5000) % classes), Iid(clients=clients), 0), tmp_path / "maps" / "heat.png")
+    draw_partition(federate(make(np.arange(5000) % classes), Iid(clients=clients), 0), tmp_path / "maps" / "heat.png")
     with Image.open(tmp_path / "maps" / "heat.png") as image:
         assert min(image.size) > 350

@@ -1,19 +1,18 @@
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from handmade import line, stage
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
 from PIL import Image
 
 from promptfed.clients.store import Store
-from promptfed.data import Federation, heatmap
-from promptfed.report import column_figures, comparison_figures, draw_comparison, draw_run, prompts, run_figures, style
+from promptfed.errors import UserError
+from promptfed.report import charts, draw_comparison, draw_run, pictures, prompts, run_charts, style
+from promptfed.report.gather import Group, ReportData, read
 from promptfed.report.runs import Run
 from promptfed.runs import config as C
 from promptfed.runs.api import Result, run
@@ -42,16 +41,28 @@ def check(paths: list[Path], *names: str) -> None:
             assert len(image.convert("RGB").resize((60, 60)).getcolors(3600) or []) > 3
 
 
-def drawn(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
-    """Label -> the points of a line."""
-    return {
-        str(one.get_label()): (np.asarray(one.get_xdata()).tolist(), np.asarray(one.get_ydata()).tolist())
-        for one in axes.get_lines()
-    }
+def rows(chart: style.Chart | None) -> list[dict[str, Any]]:
+    """All that a chart has data of."""
+    assert chart
+    return [row for part in chart.to_dict()["datasets"].values() for row in part]
 
 
-def words(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+def series(chart: style.Chart | None, of: str = "value") -> dict[str, tuple[list[float], list[float]]]:
+    """Label -> rounds and values of a line."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows(chart):
+        if "label" in row and of in row:
+            at, values = found.setdefault(row["label"], ([], []))
+            at.append(row["round"])
+            values.append(row[of])
+    return found
+
+
+def texts(node: Any, key: str) -> list[Any]:
+    """All values of this key in a specification, from the first to the last."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    own = [node[key]] if isinstance(node, dict) and key in node else []
+    return own + [text for one in inner for text in texts(one, key)]
 
 
 # ---- one run
@@ -77,43 +88,35 @@ def some_rounds() -> list[dict[str, object]]:
 
 
 def test_curves_show_what_is_on_record(make: Make) -> None:
-    figure = run_figures.curves(Run.read(make("a", some_rounds()).folder))
-    assert figure
-    accuracy, loss = figure.axes
-    lines = drawn(accuracy)
+    chart = run_charts.curves(Run.read(make("a", some_rounds()).folder))
+    lines = series(chart)
     assert lines["local: mean over clients, own test data"] == ([2, 4], pytest.approx([30, 60]))
-    assert lines["global: everybody's test data"] == ([2, 4], [25, 35])
-    # the scores of everybody at the end are no point of the line of participants
-    assert lines["after local training: that round's clients"] == ([2, 4], pytest.approx([60, 55]))
+    assert lines["global: all clients' test data"] == ([2, 4], [25, 35])
+    # the scores of all clients at the end are no point of the line of participants
+    assert lines["after local training: participants of the round"] == ([2, 4], pytest.approx([60, 55]))
     assert lines["after local training: all clients"] == ([4], [75])
-    band = next(one for one in accuracy.collections if one.get_label() == "worst to best client")
-    corners = np.vstack([path.vertices for path in band.get_paths()])
-    assert {tuple(corner) for corner in corners.tolist()} == {(2.0, 20.0), (2.0, 40.0), (4.0, 40.0), (4.0, 80.0)}
+    band = "worst to best client"
+    assert series(chart, "low")[band] == ([2, 4], pytest.approx([20, 40]))
+    assert series(chart, "high")[band] == ([2, 4], pytest.approx([40, 80]))
+    legend = next(one for one in texts(chart.to_dict(), "domain") if band in one)  # type: ignore[union-attr]
+    assert len(legend) == 6
 
-    (rounds, values), (lost, _) = drawn(loss).values()
-    assert rounds == [1, 2, 3, 4]
-    assert values == pytest.approx([2.0, 1.5, np.nan, 1.0], nan_ok=True)
-    assert lost == [3]
-    assert "(2 times)" in loss.get_legend().get_texts()[0].get_text()  # type: ignore[union-attr]
-
-
-def test_legends_stay_inside_the_picture(make: Make) -> None:
-    figure = run_figures.curves(Run.read(make("a", some_rounds()).folder))
-    assert figure
-    figure.draw_without_rendering()
-    assert len(words(figure)) == 6
-    box = figure.legends[0].get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= figure.bbox.x1
+    losses = [(row["round"], row["value"]) for row in rows(chart) if set(row) == {"round", "value"}]
+    assert losses == [(1, 2.0), (2, 1.5), (3, None), (4, 1.0)]
+    assert [row for row in rows(chart) if set(row) == {"round"}] == [{"round": 3}] * 2
+    assert any("(2 times)" in text for text in texts(chart.to_dict(), "text") if isinstance(text, str))  # type: ignore[union-attr]
 
 
 def test_who_was_not_evaluated_is_among_the_clients(make: Make) -> None:
     folder = make("a", [line(1, [0, 2], aggregated=stage([0.4, 0.8], None, [0, 2]))]).folder
-    figure = run_figures.clients(Run.read(folder))
-    assert figure
-    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["2", "0", "1"]
-    assert "not evaluated" in [text.get_text() for text in figure.axes[0].texts]
-    assert "1 of 3 not evaluated" in figure.get_suptitle().replace("\n", " ")
+    chart = run_charts.clients(Run.read(folder))
+    assert [(row["value"], row["why"]) for row in rows(chart) if "why" in row] == [
+        (80, ""),
+        (40, ""),
+        (None, "not evaluated"),
+    ]
+    assert '["2", "0", "1"][datum.value]' in texts(chart.to_dict(), "labelExpr")  # type: ignore[union-attr]
+    assert "1 of 3 not evaluated" in " ".join(chart.to_dict()["title"]["text"])  # type: ignore[union-attr]
 
 
 def test_names_are_cut_where_they_stay_apart() -> None:
@@ -125,31 +128,31 @@ def test_names_are_cut_where_they_stay_apart() -> None:
 
 def test_after_local_of_full_rounds_is_one_line(make: Make) -> None:
     lines = [line(r, [0, 1, 2], aggregated=stage([0.1] * 3), after_local=stage([0.2] * 3)) for r in (1, 2)]
-    figure = run_figures.curves(Run.read(make("a", lines).folder))
-    assert figure
-    assert drawn(figure.axes[0])["after local training: all clients"] == ([1, 2], pytest.approx([20, 20]))
+    chart = run_charts.curves(Run.read(make("a", lines).folder))
+    assert series(chart)["after local training: all clients"] == ([1, 2], pytest.approx([20, 20]))
 
 
 def test_clients_are_sorted_by_accuracy(make: Make) -> None:
     folder = make("a", some_rounds()).folder
-    figure = run_figures.clients(Run.read(folder))
-    assert figure
-    top, bottom = figure.axes
-    assert [bar.get_height() for bar in top.patches] == pytest.approx([80, 40, 0])
-    assert [label.get_text() for label in bottom.get_xticklabels()] == ["2", "0", "1"]
-    assert sum("no test data" in text.get_text() for text in top.texts) == 1
+    chart = run_charts.clients(Run.read(folder))
+    assert [(row["value"], row["why"]) for row in rows(chart) if "why" in row] == [
+        (pytest.approx(80), ""),
+        (pytest.approx(40), ""),
+        (None, "no test data"),
+    ]
+    assert '["2", "0", "1"][datum.value]' in texts(chart.to_dict(), "labelExpr")  # type: ignore[union-attr]
     shares = Run.read(folder).shares
-    assert [bar.get_height() for bar in bottom.patches[:3]] == [shares[i].train for i in (2, 0, 1)]
+    assert [row["n"] for row in rows(chart) if row.get("part") == "train"] == [shares[i].train for i in (2, 0, 1)]
 
 
-def test_hundreds_of_clients_are_one_shape(make: Make) -> None:
+def test_hundreds_of_clients_have_numbers_in_place_of_names(make: Make) -> None:
     accuracies: list[float | None] = [i / 60 for i in range(60)]
     accuracies[7] = None
-    figure = run_figures.clients(Run.read(make("a", [line(1, [0], aggregated=stage(accuracies))], clients=60).folder))
-    assert figure
-    top, bottom = figure.axes
-    assert len(top.patches) == 1
-    assert "1 without test data" in bottom.get_xlabel()
+    chart = run_charts.clients(Run.read(make("a", [line(1, [0], aggregated=stage(accuracies))], clients=60).folder))
+    assert len([row for row in rows(chart) if "why" in row]) == 59
+    spec = chart.to_dict()  # type: ignore[union-attr]
+    assert [0, 10, 20, 30, 40, 50] in texts(spec, "values")
+    assert any("1 without test data" in str(title) for title in texts(spec, "title"))
 
 
 def test_pictures_of_a_run(make: Make) -> None:
@@ -203,10 +206,12 @@ def test_a_dataset_that_is_gone_costs_the_pictures_that_need_it(make: Make) -> N
 def test_words_are_taken_as_they_stand(make: Make) -> None:
     folder = make("a", some_rounds()).folder
     split = folder / "partition.json"
-    split.write_text(split.read_text().replace('"client-0"', '"$a_b"').replace('"client-1"', r'"_x$y\\frac$"'))
-    for figure in (run_figures.curves(Run.read(folder)), run_figures.clients(Run.read(folder))):
-        assert figure
-        style.save(figure, folder / "a.png")
+    split.write_text(split.read_text().replace('"client-0"', '"$a_b\\"]"').replace('"client-1"', r'"_x$y\\frac$"'))
+    run = Run.read(folder)
+    assert run.name(0) == '$a_b"]'
+    for chart in (run_charts.curves(run), run_charts.clients(run)):
+        assert chart
+        style.save(chart, folder / "a.png")
 
 
 # ---- prompts
@@ -310,64 +315,68 @@ def results(make: Make) -> dict[str, list[Result]]:
     }
 
 
-def read(results: dict[str, list[Result]]) -> dict[str, list[Run]]:
-    return {label: [Run.read(one.folder) for one in found] for label, found in results.items()}
-
-
-def test_bars_are_sorted_and_show_the_spread(results: dict[str, list[Result]]) -> None:
-    figure = comparison_figures.bars({k: [one.numbers for one in v] for k, v in results.items()}, "digits")
-    axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["Local", "FedAvg", "better"]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([30, 50, 80])
-    assert [text.get_text() for text in axes.texts] == [
-        "30.0 %",
-        f"50.0 ± {100 * np.std([0.4, 0.6], ddof=1):.1f} %",
-        "80.0 %",
+def data(results: dict[str, list[Result]], places: dict[str, tuple[str, str]] | None = None) -> ReportData:
+    groups = [
+        Group(label, [read(one.folder, label, one.folder, []) for one in found]) for label, found in results.items()
     ]
-    worst = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() == "v"]
-    wide = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() == "o"]
-    assert worst == pytest.approx([20, 40, 70])
-    assert wide == pytest.approx([30, 30])  # one of them has no global accuracy
+    return ReportData(groups, [], places=places or {})
+
+
+def test_accuracies_are_sorted_and_show_the_spread(results: dict[str, list[Result]]) -> None:
+    chart = charts.accuracies(data(results))
+    bars = {row["label"]: row for row in rows(chart) if "mean" in row}
+    assert texts(chart.to_dict(), "sort")[0] == ["better", "FedAvg", "Local"]  # type: ignore[union-attr]
+    std = 100 * np.std([0.4, 0.6], ddof=1)
+    assert {label: bar["text"] for label, bar in bars.items()} == {
+        "Local": "30.0 %",
+        "FedAvg": f"50.0 ± {std:.1f} %",
+        "better": "80.0 %",
+    }
+    assert (bars["FedAvg"]["low"], bars["FedAvg"]["high"]) == pytest.approx((50 - std, 50 + std), abs=0.01)
+    each = {row["label"]: row["value"] for row in rows(chart) if "client" in row}
+    assert each["better"] == pytest.approx([70, 80, 90])
+    assert each["FedAvg"] == pytest.approx([40, 50, 60])  # means over seeds
+    assert {label: bar.get("global") for label, bar in bars.items()} == {"Local": 30, "FedAvg": 30, "better": None}
 
 
 def test_curves_are_means_over_seeds(results: dict[str, list[Result]]) -> None:
-    figure = comparison_figures.curves(read(results), "digits")
-    assert words(figure) == ["better", "FedAvg", "Local"]  # as the lines end
-    fedavg, better, local = figure.axes[0].get_lines()
-    assert np.asarray(fedavg.get_xdata()).tolist() == [2, 4]
-    assert np.asarray(fedavg.get_ydata()).tolist() == pytest.approx([20, 50])
-    assert np.asarray(better.get_ydata()).tolist() == pytest.approx([20, 80])
-    assert len(figure.axes[0].collections) == 1  # a band only where there are several seeds
-    assert len({one.get_color() for one in (fedavg, better, local)}) == 3
+    chart, measures = charts.curves(data(results))
+    assert texts(chart.to_dict(), "domain")[0] == ["better", "FedAvg", "Local"]  # type: ignore[union-attr]
+    at = list(measures).index("local")
+    fedavg = [row for row in rows(chart) if row["label"] == "FedAvg" and row["v"][at] is not None]
+    assert [(row["round"], row["v"][at]) for row in fedavg] == [(2, pytest.approx(20)), (4, pytest.approx(50))]
+    better = [row for row in rows(chart) if row["label"] == "better" and row["v"][at] is not None]
+    assert [row["v"][at] for row in better] == pytest.approx([20, 80])
+    assert {row["label"] for row in rows(chart) if "s" in row} == {"FedAvg"}  # a band where there are several seeds
 
 
 def test_communication_counts_both_ways_and_all_clients(results: dict[str, list[Result]]) -> None:
-    figure = comparison_figures.communication(read(results), "digits")
-    assert figure
-    fedavg, better, local = figure.axes[0].get_lines()
-    assert np.asarray(fedavg.get_xdata()).tolist() == pytest.approx([2 * 2, 4 * 2])  # 2 x 3 MB a round over 3 clients
-    assert np.asarray(better.get_xdata()).tolist() == pytest.approx([2, 4])
-    assert list(local.get_ydata()) == pytest.approx([30, 30])  # a level across the picture
-    assert "exchanges nothing" in words(figure)[-1].replace("\n", " ")
+    chart = charts.communication(data(results))
+    sent = {label: [row["mb"] for row in rows(chart) if row["label"] == label] for label in results}
+    assert sent["FedAvg"] == pytest.approx([2 * 2, 4 * 2])  # 2 x 3 MB per round over 3 clients
+    assert sent["better"] == pytest.approx([2, 4])
+    assert [(row["mb"], row["value"]) for row in rows(chart) if row["label"] == "Local"] == [(0, pytest.approx(30))]
+    level = chart.to_dict()["layer"][0]  # type: ignore[union-attr]
+    assert level["mark"]["type"] == "rule"  # across the chart
 
 
 def test_communication_of_very_different_methods(make: Make) -> None:
-    def once(name: str, sent: int) -> list[Run]:
-        return [Run.read(make(name, [line(1, [0], sent=sent, aggregated=stage([0.5] * 3))]).folder)]
+    def once(name: str, sent: int) -> list[Result]:
+        return [make(name, [line(1, [0], sent=sent, aggregated=stage([0.5] * 3))])]
 
-    figure = comparison_figures.communication({"a": once("a", 1000), "b": once("b", 10**8)}, "digits")
-    assert figure
-    assert figure.axes[0].get_xscale() == "log"
-    assert comparison_figures.communication({"c": once("c", 0)}, "digits") is None
+    chart = charts.communication(data({"a": once("a", 1000), "b": once("b", 10**8)}))
+    assert "log" in texts(chart.to_dict(), "type")  # type: ignore[union-attr]
+    assert charts.communication(data({"c": once("c", 0)})) is None
 
 
 def test_a_label_has_one_look_everywhere(results: dict[str, list[Result]]) -> None:
-    looks = style.looks(results)
-    bars = comparison_figures.bars({k: [one.numbers for one in v] for k, v in results.items()}, "digits").axes[0]
-    lines = comparison_figures.curves(read(results), "digits").axes[0].get_lines()
-    assert [one.get_color() for one in lines] == [look.colour for look in looks.values()]
-    colours = dict(zip(["Local", "FedAvg", "better"], (bar.get_facecolor() for bar in bars.patches), strict=True))
-    assert {label: to_rgba(look.colour) for label, look in looks.items()} == colours
+    looks = {label: look.colour for label, look in style.looks(results).items()}
+    found = data(results)
+    for chart in (charts.accuracies(found), charts.curves(found)[0], charts.communication(found)):
+        assert chart
+        scales = [one["scale"] for one in texts(chart.to_dict(), "color") if isinstance(one, dict) and "scale" in one]
+        assert scales
+        assert all(dict(zip(one["domain"], one["range"], strict=True)) == looks for one in scales)
 
 
 def test_many_labels_are_told_apart() -> None:
@@ -399,21 +408,19 @@ def test_what_was_evaluated_once_has_no_curves(make: Make, tmp_path: Path) -> No
     }
     check(draw_comparison(out, once), "comparison.png", "communication.png", "partition.png")
     assert not (out / "curves.png").exists()
-    figure = comparison_figures.communication(read(once), "digits")
-    assert figure
-    assert [one.get_linestyle() for one in figure.legends[0].get_lines()] == ["None", "None"]
-    assert column_figures.panels(read(once), {"fedavg": ("fedavg", "A"), "fedper": ("fedper", "A")}) is None
+    columns = data(once, {"fedavg": ("fedavg", "A"), "fedper": ("fedper", "A")})
+    assert pictures._charts(columns)["curves.png"] is None
 
 
 def test_every_different_partition_is_drawn(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = {}
-    draw = heatmap.draw
+    save = style.save
 
-    def noted(federation: Federation, path: Path) -> None:
-        titles[path.name] = federation.about["kind"]
-        draw(federation, path)
+    def noted(chart: style.Chart, path: Path) -> Path:
+        titles[path.name] = " ".join(chart.to_dict()["title"]["text"])
+        return save(chart, path)
 
-    monkeypatch.setattr(heatmap, "draw", noted)
+    monkeypatch.setattr(style, "save", noted)
     out = tmp_path / "all"
     out.mkdir()
     (out / "partition-7.png").write_bytes(b"of an earlier comparison")
@@ -424,17 +431,37 @@ def test_every_different_partition_is_drawn(make: Make, tmp_path: Path, monkeypa
     results = {"a, few": [small], "b, few": [small], "a, many": [large]}
     places = {"a, few": ("a", "few"), "b, few": ("b", "few"), "a, many": ("a", "many")}
     check(draw_comparison(out, results, places), "comparison.png", "partition.png", "partition-2.png")
-    assert titles == {"partition.png": "dirichlet (few)", "partition-2.png": "dirichlet (many)"}
+    assert titles["partition.png"] == "digits, dirichlet (few), 1 client"
+    assert titles["partition-2.png"] == "digits, dirichlet (many), 1 client"
     assert not (out / "partition-7.png").exists()
     check(draw_comparison(out, {"a": [small], "b": [small]}), "comparison.png", "partition.png")
-    assert titles["partition.png"] == "dirichlet", "there is but one"
+    assert titles["partition.png"] == "digits, dirichlet, 1 client", "there is but one"
     assert not (out / "partition-2.png").exists()
 
 
 def test_no_method_is_best_where_all_are_level(make: Make) -> None:
-    run = Run.read(make("a", [line(1, [0], aggregated=stage([0.5]))], clients=1).folder)
-    other = Run.read(make("b", [line(1, [0], aggregated=stage([0.6]))], clients=1).folder)
+    run = make("a", [line(1, [0], aggregated=stage([0.5]))], clients=1)
+    other = make("b", [line(1, [0], aggregated=stage([0.6]))], clients=1)
     places = {"a, level": ("a", "level"), "b, level": ("b", "level"), "a, odd": ("a", "odd"), "b, odd": ("b", "odd")}
     runs = {"a, level": [run], "b, level": [run], "a, odd": [run], "b, odd": [other]}
-    figure = column_figures.matrix(runs, places)
-    assert [text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"] == ["60.0"]
+    chart = charts.matrix(data(runs, places))
+    assert [row["text"] for row in rows(chart) if row.get("best")] == ["60.0"]
+    assert [row["shade"] for row in rows(chart)] == [0, 0, 0, 1]
+
+
+def test_columns_are_panels_in_which_a_method_looks_the_same(results: dict[str, list[Result]]) -> None:
+    columns = {label: (label.lower(), "left" if label == "Local" else "right") for label in results}
+    chart, _ = charts.curves(data(results, columns), panels=True)
+    assert chart
+    spec = chart.to_dict()
+    assert spec["facet"]["sort"] == ["right", "left"]
+    assert {(row["label"], row["column"]) for row in rows(chart)} == set(columns.values())
+
+
+def test_pictures_have_a_known_format(results: dict[str, list[Result]], tmp_path: Path) -> None:
+    chart = charts.communication(data(results))
+    assert chart
+    for name, start in (("a.svg", b"<svg"), ("a.pdf", b"%PDF"), ("a.JPG", b"\xff\xd8")):
+        assert style.save(chart, tmp_path / name).read_bytes().startswith(start)
+    with pytest.raises(UserError, match=r'--out = ".*a.docx" must end in .png, .svg, .pdf, .jpg'):
+        style.save(chart, tmp_path / "a.docx")

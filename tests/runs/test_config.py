@@ -36,6 +36,18 @@ def test_presets_are_valid_and_survive_toml(preset):
     assert C.preset_about(preset)
 
 
+def test_any_character_survives_toml(tmp_path):
+    file = tmp_path / "config.toml"
+    given = {"dataset": {"name": 'bilder 😀/\N{OLD ITALIC LETTER A} "quoted" \\'}}
+    config = C.make(given)
+    file.write_bytes(C.dump(config.complete()).encode())
+    assert C.make(C.read(file)).complete() == config.complete()
+
+
+def test_what_is_none_is_left_out_of_toml():
+    assert tomllib.loads(C.dump({"a": None, "b": {"c": None, "d": (1, 2)}})) == {"b": {"d": [1, 2]}}
+
+
 def test_what_is_written_is_complete():
     table = C.make({}).complete()
     assert set(table) == set(C.Config.model_fields) - {"consortium"}

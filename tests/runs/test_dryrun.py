@@ -15,6 +15,7 @@ from promptfed.models.pretrained.known import KNOWN, fresh
 from promptfed.params import numel
 from promptfed.runs import comparison, dryrun
 from promptfed.runs import config as C
+from promptfed.runs.mini import small
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
@@ -29,7 +30,7 @@ PAPERS = {
 
 def jobs(path: Path, mini: bool, **given: object) -> list[comparison.Job]:
     source = C.read(path)
-    found = comparison.rows(source["compare"], mini=comparison.small(source, mini))
+    found = comparison.rows(source["compare"], mini=small(source, mini))
     return comparison.plan([comparison.without_compare(source), C.undot(given.items())], found, Path("x"))
 
 
@@ -260,7 +261,7 @@ def promptfed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("promptfed.cli.main.console.width", 200, raising=False)
+    monkeypatch.setattr("promptfed.cli.common.console.width", 200, raising=False)
 
     def call(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["promptfed", *map(str, words)])
@@ -297,7 +298,7 @@ def test_dry_run_starts_nothing(promptfed: Callable, file: Callable[..., Path], 
     [
         (["run", "--mini"], "--mini needs a file with a [mini] table"),
         (["compare", "quickstart", "--mini"], "--mini needs a file with a [mini] table"),
-        (["compare", "quickstart", "--only", "nobody"], "is in no label"),
+        (["compare", "quickstart", "--only", "nobody"], "must be part of the label"),
         (["run", "--dry-run", "dataset.name=someone/something"], "nor in the catalogue"),
         (["run", "--dry-run", "backbone.name=someone/something"], "has shapes that only its files tell"),
         (["run", "--dry-run", "dataset.size=32", "backbone.name=openai/clip-vit-base-patch16"], "takes 224x224 pixels"),

@@ -1,4 +1,4 @@
-"""What the last layer looks at, with and without the prompt (pFedPT, Fig. 4 and 12).
+"""What the last layer attends to, with and without the prompt (pFedPT, Fig. 4 and 12).
 
 A transformer: the last layer's attention from the tokens that the head reads (cls) to the patches, mean over heads. A
 CNN: Grad-CAM of the last convolution for the image's own class (Selvaraju et al., ICCV 2017).
@@ -22,7 +22,8 @@ from ..errors import UserError
 from ..models import CLIP, Model, ViT
 from ..params import Params
 from ..phases import Batch, Context
-from ..report import style
+from ..report import images as pictures
+from ..report.style import GREEN, VERMILION
 from ..training import CHUNK
 from ..tuning import Tuning
 from .base import Found, Options
@@ -34,12 +35,12 @@ IMAGES = 6
 @dataclass(frozen=True)
 class Looks:
     maps: np.ndarray  # (B, rows, columns), not negative
-    prompt: np.ndarray  # (B,): the share of attention that goes to prompt tokens; zero for Grad-CAM
+    prompt: np.ndarray  # (B,): share of the attention on prompt tokens; zero for Grad-CAM
     probabilities: np.ndarray  # (B, classes)
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps what the last convolution gave, and what the last attention was asked."""
+    """Keeps the output of the last convolution, and the inputs of the last attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +106,9 @@ def attention(opened: Opened, options: Options) -> Found:
     samples = opened.samples(data.images[index])
     bare = opened.bare(work, params)
     if opened.mixes:
-        raise UserError(f'attention: "{opened.config.method.name}" mixes several models, each with a look of its own')
+        raise UserError(
+            f'attention: "{opened.config.method.name}" mixes several models, each with attention of its own'
+        )
     if bare is None:
         raise UserError(f'attention: no prompt enters the images under "{opened.config.method.name}"')
     labels = torch.from_numpy(data.labels[index]).to(samples.y.device)
@@ -130,12 +133,11 @@ def attention(opened: Opened, options: Options) -> Found:
         for x in range(with_.maps.shape[2])
     ]
     where = "the last layer's attention" if kind == "attention" else "Grad-CAM of the last convolution"
-    title = f"What client {client} looks at, without and with the prompt"
+    title = f"What client {client} attends to, without and with the prompt"
     text = f"{where[0].upper()}{where[1:]} on test images of client {client}. Each map is scaled to its own maximum."
     if with_.prompt.any():
         text += f" With the prompt, {100 * with_.prompt.mean():.0f} % of the attention goes to prompt tokens."
-    pictures = data.images[index]
-    figure = draw(f"{opened.title}\n{where}, client {client}", data.classes, pictures, labels, without, with_)
+    figure = draw(f"{opened.title}\n{where}, client {client}", data.classes, data.images[index], labels, without, with_)
     return Found(figure, rows, title, text)
 
 
@@ -152,10 +154,10 @@ def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
 def draw(
     title: str, classes: tuple[str, ...], images: np.ndarray, labels: Tensor, without: Looks, with_: Looks
 ) -> Figure:
-    """Two images a row: as it is, what is looked at without the prompt, and with it."""
+    """Two images per row: each as it is, with the attention without the prompt, and with it."""
     halves = 2 if len(images) > 1 else 1
     lines = -(-len(images) // halves)
-    figure = style.blank(0.85 + lines * (0.22 + 1.18 * images.shape[2] / images.shape[3]), gap=0.01)
+    figure = pictures.blank(0.85 + lines * (0.22 + 1.18 * images.shape[2] / images.shape[3]), gap=0.01)
     ratios = [1, 1, 1, 0.15, 1, 1, 1][: 3 if halves == 1 else 7]
     grid = figure.subplots(lines, len(ratios), squeeze=False, width_ratios=ratios)
     for axes in grid.ravel():
@@ -170,11 +172,11 @@ def draw(
             best = int(looks.probabilities[n].argmax())
             _overlay(axes, shown, looks.maps[n])
             share = f"{100 * looks.probabilities[n, best]:.0f} %"
-            _name(axes, f"{_short(classes[best])}: {share}", style.GREEN if best == label else style.VERMILION)
+            _name(axes, f"{_short(classes[best])}: {share}", GREEN if best == label else VERMILION)
     for start in range(0, len(ratios), 4):
         for axes, text in zip(grid[-1, start:], ("image", "without prompt", "with prompt"), strict=False):
             axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
-    style.title(figure, title, size=10)
+    pictures.title(figure, title)
     return figure
 
 
@@ -189,7 +191,7 @@ def _overlay(axes: Axes, image: np.ndarray, look: np.ndarray) -> None:
 
 
 def _name(axes: Axes, text: str, colour: str) -> None:
-    axes.set_title(style.plain(_short(text, 16)), fontsize=8, pad=3, color=colour)
+    axes.set_title(pictures.plain(_short(text, 16)), fontsize=8, pad=3, color=colour)
 
 
 def _short(text: str, most: int = 10) -> str:

@@ -1,4 +1,4 @@
-"""What every analysis is: a function of a run, or of a comparison, that makes a picture, a table and a caption."""
+"""An analysis: a function of a run, or of a comparison, that makes a picture, a table and a caption."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..report.style import Chart
+
 Row = Mapping[str, Any]  # of a CSV: every row of a table has the same keys
 
 
 @dataclass(frozen=True)
 class Options:
-    """What an analysis may be asked for. Each looks at what concerns it."""
+    """What an analysis may be asked for. Each uses those that concern it."""
 
-    clients: tuple[int, ...] = ()  # whose models; empty: some of all
-    images: int | None = None  # how many; none: as many as the analysis takes by default
+    clients: tuple[int, ...] = ()  # whose models; empty: a sample of all
+    images: int | None = None  # how many; None: the analysis's default
     other: Path | None = None  # a second run, to compare with
 
 
@@ -30,21 +32,23 @@ class Options:
 class Found:
     """What an analysis has found."""
 
-    picture: Figure | Callable[[Path], object]  # or what writes it
+    picture: Chart | Figure  # a figure where images are shown
     rows: Sequence[Row]
     title: str
     text: str
-    more: Mapping[str, Sequence[Row]] = field(default_factory=dict)  # further tables, by what their names end in
+    more: Mapping[str, Sequence[Row]] = field(default_factory=dict)  # further tables, by the suffix of their names
 
     def save(self, out: Path, name: str) -> list[Path]:
         """NAME.png, NAME.csv, NAME.json with title and text; further tables as NAME-KEY.csv."""
+        from matplotlib.figure import Figure
+
         from .. import files
-        from ..report import style
+        from ..report import images, style
 
         out.mkdir(parents=True, exist_ok=True)
         picture = out / f"{name}.png"
-        if callable(self.picture):
-            self.picture(picture)
+        if isinstance(self.picture, Figure):
+            images.save(self.picture, picture)
         else:
             style.save(self.picture, picture)
         written = [picture]
@@ -60,7 +64,7 @@ class Found:
 class Analysis:
     about: str
     of: Literal["run", "comparison"]
-    where: str  # "module.function" in this package: brought in when it is wanted, as drawing is slow to import
+    where: str  # "module.function" in this package: imported when it is called, as what draws is slow to import
 
     @property
     def function(self) -> Callable[[Any, Options], Found]:

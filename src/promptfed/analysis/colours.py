@@ -1,14 +1,14 @@
-"""What prompts alone say: models of different clients on images of one colour each (pFedPT, Fig. 5 and 6)."""
+"""What the prompts alone do: models of different clients on images of one colour each (pFedPT, Fig. 5 and 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import altair as alt
 import numpy as np
-from matplotlib.figure import Figure
 
 from ..errors import UserError
-from ..report import style
+from ..report import marks, style
 from ..seeding import rng
 from .base import Found, Options
 from .opened import Opened, cosine
@@ -54,20 +54,26 @@ def embedded(opened: Opened, options: Options) -> Found:
     ]
     title = "Features of pure-colour images under each client's model"
     text = (
-        f"t-SNE of what the head sees of {len(images)} images of one colour each, through the models of "
+        f"t-SNE of the features of {len(images)} images of one colour each, under the models of "
         f"{len(clients)} clients. Silhouette of the clients in feature space: {apart:.2f} (1: far apart, 0: mixed)."
     )
-    figure = style.blank(5.2)
-    axes = figure.subplots()
     looks = style.looks(opened.names(clients))
-    for k, (name, one) in enumerate(looks.items()):
-        x, y = places[owner == k].T
-        axes.scatter(x, y, s=20, c=one.colour, marker=one.marker, label=style.plain(name), alpha=0.7, linewidth=0)
-    style.dress(axes, x="t-SNE 1", y="t-SNE 2", grid="both")
-    axes.tick_params(labelbottom=False, labelleft=False, length=0)
-    figure.legend(loc="outside right upper", title="client", fontsize=9, title_fontsize=9, frameon=False)
-    style.title(figure, f"{opened.title}\n{len(images)} pure colours under each client's model; silhouette {apart:.2f}")
-    return Found(figure, rows, title, text)
+    points = [
+        {**row, "label": name} for name, row in zip(np.repeat(list(looks), len(images)).tolist(), rows, strict=True)
+    ]
+    axis = alt.Axis(labels=False, ticks=False, grid=True)
+    chart = (
+        marks.data(points)
+        .mark_point(filled=True, size=35, opacity=0.75)
+        .encode(
+            alt.X("x:Q", title="t-SNE 1", axis=axis, scale=marks.NEAR),
+            alt.Y("y:Q", title="t-SNE 2", axis=axis, scale=marks.NEAR),
+            *marks.by_label(looks, alt.Color, alt.Shape, title="client"),
+        )
+        .properties(height=360)
+    )
+    below = f"{len(images)} pure colours under each client's model; silhouette {apart:.2f}"
+    return Found(style.titled(chart, opened.title, below), rows, title, text)
 
 
 def predicted(opened: Opened, options: Options) -> Found:
@@ -115,44 +121,26 @@ def predicted(opened: Opened, options: Options) -> Found:
 def _several(opened: Opened, options: Options) -> list[int]:
     clients = opened.chosen(options)
     if len(clients) < 2:
-        raise UserError(f"pure colours compare clients: there must be at least two, and there is {len(clients)}")
+        raise UserError(f"pure colours compare clients: at least two are needed, got {len(clients)}")
     return clients
 
 
 def _others(near: np.ndarray) -> np.ndarray:
-    """Of each row the mean outside the diagonal."""
+    """Mean of each row without its diagonal element."""
     return np.asarray((near.sum(1) - near.diagonal()) / (len(near) - 1))
 
 
 def _similarities(
     opened: Opened, clients: Sequence[int], near: np.ndarray, alone: Sequence[float | None] | None
-) -> Figure:
+) -> style.Chart:
     """Similarities of all pairs as a heat map; beside it each client's with its own labels and with others'."""
-    names, place = opened.names(clients), np.arange(len(clients))
-    figure = style.blank(float(np.clip(1.9 + 0.36 * len(clients), 3.6, 8)), gap=0.04)
-    heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=[1.15, 1])
-    drawn = heat.imshow(near, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    for k in place:
-        for j in place if len(place) <= 12 else ():
-            colour = "w" if near[k, j] > 0.6 else "k"
-            weight = "bold" if k == j else "normal"
-            heat.text(j, k, f"{near[k, j]:.2f}", ha="center", va="center", fontsize=7, color=colour, weight=weight)
-    tilted = max(map(len, names)) * len(names) > 40
-    heat.set_xticks(place, [style.plain(n) for n in names], fontsize=8, rotation=90 if tilted else 0)
-    heat.set_yticks(place, [style.plain(n) for n in names], fontsize=8)
-    heat.set_xlabel("labels of client", fontsize=10)
-    heat.set_ylabel("model of client", fontsize=10)
-    heat.tick_params(length=2)
-    figure.colorbar(drawn, ax=heat, label="cosine similarity", pad=0.02).ax.tick_params(labelsize=8)
-    bars.barh(place - 0.2, near.diagonal(), height=0.38, color=style.BLUE, label="own labels")
-    bars.barh(place + 0.2, _others(near), height=0.38, color="0.72", label="others' labels, mean")
-    if alone is not None:
-        at = [(value, y - 0.2) for y, value in enumerate(alone) if value is not None]
-        look = {"color": "white", "markeredgecolor": "0.1", "markersize": 6, "zorder": 4}
-        bars.plot(*zip(*at, strict=True), "o", label="own labels, without prompt", **look)
-    style.dress(bars, x="cosine similarity", grid="x")
-    bars.tick_params(axis="y", labelleft=False, length=0)
-    bars.set_xlim(0, 1.02)
-    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=9, frameon=False)
-    style.title(figure, f"{opened.title}\nclasses predicted on pure colours against label distributions", size=10)
-    return figure
+    names, width = opened.names(clients), min(260, 40 * len(clients))
+    texts = np.vectorize("{:.2f}".format)(near) if len(clients) <= 12 else None
+    heat = marks.heat_map(
+        near, names, names, x="labels of client", y="model of client", legend="cosine", texts=texts, width=width
+    )
+    kinds = {"own labels": (style.BLUE, near.diagonal()), "others' labels, mean": (style.LIGHT, _others(near))}
+    besides: marks.Besides | None = None if alone is None else ("own labels, without the prompt", "point", alone)
+    bars = marks.bars(names, kinds, "cosine similarity", besides).properties(width=230)
+    chart = alt.hconcat(heat, bars).resolve_scale(color="independent")
+    return style.titled(chart, opened.title, "classes predicted on pure colours against label distributions")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
+import altair as alt
 
 from ..errors import UserError
 from ..methods import parse
-from ..report import style
+from ..report import marks, style
 from ..report.runs import percent, spread
 from ..tuning import Full, HeadOnly, PrivatePrompt
 from .base import Found, Options
 from .opened import Comparison, One
 
-# A prompt's size, in the setting that says it; of pixels there are several kinds.
+# The setting that holds a prompt's size, and its unit; of pixels there are several kinds.
 _SIZES = {"prompt_size": "pixels", "prompt_tokens": "soft tokens", "tokens": "tokens", "context": "context vectors"}
 
 
@@ -28,7 +27,7 @@ def _last(one: One) -> dict[str, Any]:
 
 
 def scatter(comparison: Comparison, options: Options) -> Found:
-    """SGPT's two goals: one run a point."""
+    """SGPT's two goals: each run is a point."""
     rows = [
         {
             "label": one.label,
@@ -46,7 +45,7 @@ def scatter(comparison: Comparison, options: Options) -> Found:
     best = max(known, key=lambda row: row["global"] + row["worst"])
     left_out = len(rows) - len(known)
     text = (
-        f"Accuracy on everybody's test data against that of the worst client on its own, of {len(known)} runs. "
+        f"Accuracy on all clients' test data against the worst client's on its own, of {len(known)} runs. "
         f"Highest sum: {best['label']} (global {100 * best['global']:.1f} %, worst {100 * best['worst']:.1f} %)."
     )
     if left_out:
@@ -54,22 +53,22 @@ def scatter(comparison: Comparison, options: Options) -> Found:
     return Found(_scatter(comparison, known), rows, "Global against worst-client accuracy", text)
 
 
-def _scatter(comparison: Comparison, rows: list[dict[str, Any]]) -> Figure:
-    figure = style.blank(5.0)
-    axes = figure.subplots()
-    several = False
-    for label, look in style.looks(dict.fromkeys(row["label"] for row in rows)).items():
-        points = 100 * np.array([(row["global"], row["worst"]) for row in rows if row["label"] == label])
-        several |= len(points) > 1
-        if len(points) > 1:
-            axes.plot(*points.T, look.marker, color=look.colour, markersize=4, alpha=0.5, markeredgewidth=0, zorder=3)
-        mean = style.marks(look, 1, size=10) | {"linestyle": "none", "zorder": 4}
-        axes.plot(*points.mean(0), label=style.plain(label, 20), **mean)
-    style.dress(axes, x="global accuracy: everybody's test data (%)", y="worst client's accuracy (%)", grid="both")
-    axes.margins(0.12)
-    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
-    style.title(figure, comparison.setting + ("; large: mean over seeds" if several else ""))
-    return figure
+def _scatter(comparison: Comparison, rows: list[dict[str, Any]]) -> style.Chart:
+    looks = style.looks(dict.fromkeys(row["label"] for row in rows))
+    points = [{"label": row["label"], "x": 100 * row["global"], "y": 100 * row["worst"]} for row in rows]
+    base = marks.data(points).encode(*marks.by_label(looks, alt.Color, alt.Shape))
+    scale = alt.Scale(zero=False, nice=True, padding=15)
+    x: dict[str, Any] = {
+        "title": "global accuracy: all clients' test data (%)",
+        "scale": scale,
+        "axis": alt.Axis(grid=True),
+    }
+    y: dict[str, Any] = {"title": "worst client's accuracy (%)", "scale": scale}
+    mean = base.mark_point(filled=True, size=150, opacity=1).encode(alt.X("mean(x):Q", **x), alt.Y("mean(y):Q", **y))
+    several = len(rows) > len(looks)
+    each = base.mark_point(filled=True, size=25, opacity=0.5).encode(alt.X("x:Q", **x), alt.Y("y:Q", **y))
+    chart = alt.layer(*([each] if several else []), mean).properties(height=330)
+    return style.titled(chart, comparison.setting, "small: runs; large: mean over seeds" if several else "")
 
 
 # ---- kind and size of prompts
@@ -104,7 +103,7 @@ def sweep(comparison: Comparison, options: Options) -> Found:
 
 def prompt(settings: dict[str, Any], several: bool = False) -> tuple[str, str | None, int | None]:
     """The kind of a method's prompt, the unit of its size and the size, where that is a setting; otherwise its name.
-    With `several` methods their names too."""
+    With `several` methods the kind begins with the method's name."""
     size = next((key for key in _SIZES if key in settings), None)
     if size is None:
         return settings["name"], None, None
@@ -113,10 +112,10 @@ def prompt(settings: dict[str, Any], several: bool = False) -> tuple[str, str | 
 
 
 def unprompted(name: str) -> bool:
-    """Whether a method has no prompt at all, of whatever size."""
+    """Whether a method has no prompt of any size."""
     try:
         recipe = parse(name)
-    except UserError:  # a method of one's own that is not here any more
+    except UserError:  # a user's method that is no longer registered
         return False
     return recipe.tuning in (Full, HeadOnly) and not any(issubclass(kind, PrivatePrompt) for kind in recipe.wrappers)
 
@@ -127,36 +126,40 @@ def points(rows: list[dict[str, Any]], kind: str) -> list[tuple[int, float, floa
     return [(s, *spread(percent(r["local"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
 
 
-def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, str]) -> Figure:
+def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
     """A panel for each unit, as sizes in different ones cannot be compared; with the methods that have no prompt."""
-    figure = style.blank(4.6)
     units = list(dict.fromkeys(kinds.values()))
-    panels = dict(zip(units, figure.subplots(1, len(units), sharey=True, squeeze=False)[0], strict=True))
-    levels = [name for name in dict.fromkeys(r["kind"] for r in rows if r["size"] is None) if unprompted(name)]
-    shown: list[float] = []
-    for name, look in style.looks([*kinds, *levels]).items():
-        label = style.plain(f"{name} (no prompt)" if name in levels else name, 20)
-        if name in levels:
-            level, _ = spread(percent(row["local"]) for row in rows if row["kind"] == name)
-            for i, axes in enumerate(panels.values()):
-                its = None if i else label
-                axes.axhline(level, color=look.colour, linestyle=":", linewidth=1.8, label=its)
-            shown.append(level)
-            continue
-        axes = panels[kinds[name]]
-        x, mean, std = np.array(points(rows, name)).T
-        if std.any():
-            axes.errorbar(x, mean, yerr=std, color=look.colour, capsize=3, linewidth=0, elinewidth=1.2)
-        axes.plot(x, mean, label=label, **style.marks(look, len(x)))
-        shown += [*(mean - std), *(mean + std)]
-    for unit, axes in panels.items():
-        sizes = sorted({row["size"] for row in rows if row["kind"] in kinds and row["unit"] == unit})
-        if len(sizes) <= 12:
-            axes.set_xticks(sizes)
-        y = "local test accuracy, mean over clients (%)" if unit == units[0] else ""
-        style.dress(axes, x=f"size of the prompt ({unit})", y=y)
-        style.percent_axis(axes, shown)
+    none = [name for name in dict.fromkeys(row["kind"] for row in rows if row["size"] is None) if unprompted(name)]
+    looks = style.looks([*kinds, *(f"{name} (no prompt)" for name in none)])
+    levels = [
+        {
+            "label": f"{name} (no prompt)",
+            "mean": spread(percent(row["local"]) for row in rows if row["kind"] == name)[0],
+        }
+        for name in none
+    ]
+    panels = []
+    for unit in units:
+        here: list[dict[str, Any]] = [
+            {"label": kind, "size": size, "mean": mean, "low": mean - std, "high": mean + std}
+            for kind in kinds
+            if kinds[kind] == unit
+            for size, mean, std in points(rows, kind)
+        ]
+        sizes = sorted({row["size"] for row in here})
+        axis = alt.Axis(values=sizes) if len(sizes) <= 12 else alt.Axis()
+        x = alt.X("size:Q", title=f"size of the prompt ({unit})", axis=axis, scale=alt.Scale(zero=False, padding=12))
+        title = "local test accuracy, mean over clients (%)" if unit == units[0] else None
+        up: dict[str, Any] = {"title": title, "scale": marks.NEAR}
+        colour, shape, dash = marks.by_label(looks, alt.Color, alt.Shape, alt.StrokeDash)
+        base = marks.data(here).encode(x, colour)
+        layers = [
+            marks.data(levels).mark_rule(strokeDash=[2, 4], strokeWidth=2).encode(alt.Y("mean:Q", **up), colour),
+            base.mark_rule(strokeWidth=1.5).encode(alt.Y("low:Q", **up), alt.Y2("high:Q")),
+            base.mark_line(strokeWidth=2).encode(alt.Y("mean:Q", **up), dash),
+            base.mark_point(filled=True, size=70, opacity=1).encode(alt.Y("mean:Q", **up), shape),
+        ]
+        panels.append(alt.layer(*layers).properties(width=style.WIDTH / len(units)))
     seeds = len({row["seed"] for row in rows})
-    style.title(figure, comparison.setting + (f"; bars: ± std over {seeds} seeds" if seeds > 1 else ""))
-    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
-    return figure
+    chart = alt.hconcat(*panels).resolve_scale(y="shared")
+    return style.titled(chart, comparison.setting, f"bars: ± std over {seeds} seeds" if seeds > 1 else "")

@@ -1,7 +1,7 @@
-"""Who helps whom under DP2FL: what every client's trained data prompt weighs in every client's own one (Eq. 9-17).
+"""Who helps whom under DP2FL: the weight of each client's trained data prompt in each client's own (Eq. 9-17).
 
-The weights of a round are not kept. They are made again for the round that would come next: every client trains on a
-copy, and its model is tried on every validation set.
+The weights of a round are not kept. They are computed for the round that would come next: each client trains on a copy,
+and its model is evaluated on every validation set.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import math
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from .. import params as P
 from ..errors import UserError
 from ..methods.dp2fl import Dp2fl
 from ..methods.dp2fl.weights import distance, local_weights
 from ..params import Params
-from ..report import style
+from ..report import marks, style
 from ..training import context
 from .base import Found, Options
 from .opened import Opened
@@ -29,7 +28,7 @@ def helps(opened: Opened, options: Options) -> Found:
     method, state, device = opened.method, opened.state, opened.host.device
     if not isinstance(method, Dp2fl):
         raise UserError(
-            f'helps: weights of other clients are DP2FL\'s, and the run is of "{opened.config.method.name}"'
+            f'helps: only DP2FL weighs other clients\' prompts, and the run is of "{opened.config.method.name}"'
         )
     helpers = opened.chosen(options, "train", MOST)
     helped = [client for client in helpers if f"val.{client}.x" in state]  # nobody else has a data prompt of its own
@@ -81,9 +80,9 @@ def helps(opened: Opened, options: Options) -> Found:
     ]
     own_weight = np.mean([row["weight"] for row in rows if row["client"] == row["helper"]])
     text = (
-        f"A row: what each trained data prompt weighs in one client's own data prompt, if {len(helpers)} clients take "
-        f"part in the round after the last. What the client has trained itself weighs {own_weight:.2f} of "
-        f"{weights.sum(1).mean():.2f} in the mean; {sum(row['kind'] == 'positive' for row in rows)} of {len(rows)} "
+        f"A row: the weight of each trained data prompt in one client's own data prompt, if {len(helpers)} clients "
+        f"take part in the round after the last. The client's own weighs {own_weight:.2f} of "
+        f"{weights.sum(1).mean():.2f} on average; {sum(row['kind'] == 'positive' for row in rows)} of {len(rows)} "
         f"pairs lower the loss, {sum(row['kind'] == 'discarded' for row in rows)} are discarded."
     )
     return Found(draw(opened, helped, helpers, weights), rows, "Who helps whom", text)
@@ -94,27 +93,23 @@ def data_prompt(method: Dp2fl, params: Params) -> Params:
 
 
 def kind(loss: float, before: float, alpha: float) -> str:
-    """Of a client whose model has this loss on a set on which there was another before."""
+    """How a model with this loss on a client's validation set counts, given the loss before."""
     if not math.isfinite(before) or not loss < alpha * before:
         return "discarded"
     return "positive" if loss < before else "retained"
 
 
-def draw(opened: Opened, helped: list[int], helpers: list[int], weights: np.ndarray) -> Figure:
-    figure = style.blank(float(np.clip(2.2 + 0.42 * len(helped), 3.6, 8)))
-    axes = figure.subplots()
-    most = max(float(weights.max()), 1e-9)
-    drawn = axes.imshow(weights, cmap="Greens", vmin=0, vmax=most, aspect="auto", interpolation="nearest")
-    for (k, i), weight in np.ndenumerate(weights) if len(helpers) <= 12 else ():
-        colour = "w" if weight > 0.6 * most else "k" if weight else "0.6"
-        axes.text(i, k, f"{weight:.2f}" if weight else "0", ha="center", va="center", fontsize=8, color=colour)
-    across, down = ([style.plain(name) for name in opened.names(ids)] for ids in (helpers, helped))
-    tilted = max(map(len, across)) * len(across) > 80
-    axes.set_xticks(range(len(across)), across, fontsize=9, rotation=90 if tilted else 0)
-    axes.set_yticks(range(len(down)), down, fontsize=9)
-    axes.tick_params(length=2)
-    axes.set_xlabel("helper: client whose trained data prompt is weighed", fontsize=10)
-    axes.set_ylabel("client that is helped", fontsize=10)
-    figure.colorbar(drawn, ax=axes, label="weight", pad=0.02).ax.tick_params(labelsize=8)
-    style.title(figure, f"{opened.title}\nweights in the clients' data prompts, in the round after the last")
-    return figure
+def draw(opened: Opened, helped: list[int], helpers: list[int], weights: np.ndarray) -> style.Chart:
+    chart = marks.heat_map(
+        weights,
+        opened.names(helped),
+        opened.names(helpers),
+        x="helper: client whose trained data prompt is weighed",
+        y="client that is helped",
+        legend="weight",
+        texts=np.vectorize("{:.2f}".format)(weights) if len(helpers) <= 12 else None,
+        scheme="greens",
+        most=max(float(weights.max()), 1e-9),
+    )
+    below = "weights in the clients' data prompts, in the round after the last; white: 0"
+    return style.titled(chart, opened.title, below)

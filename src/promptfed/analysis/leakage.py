@@ -1,8 +1,8 @@
-"""What a client's upload tells about its labels (pFedPT, Fig. 11).
+"""What a client's upload reveals about its labels (pFedPT, Fig. 11).
 
-Whoever has the model that a client uploads can run it on balanced data, and take what it predicts for the client's
-label distribution; a private prompt is not among what is uploaded. The upload is made again by one more round of local
-training on a copy, which nobody hears of.
+Anyone who has the model that a client uploads can run it on balanced data, and take the mean prediction as the client's
+label distribution; a private prompt is not part of the upload. The upload is made by one more round of local training
+on a copy, which changes nothing in the run.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ..errors import UserError
-from ..report import style
+from ..report import marks, style
 from ..seeding import rng
 from .base import Found, Options
 from .opened import Opened, cosine, unprompted
@@ -34,7 +33,7 @@ def leakage(opened: Opened, options: Options) -> Found:
     upload, complete = [], []
     for client in clients:
         work, params = opened.after_local(client)
-        known = {**init, **method.shared(params)}  # what stays with the client has the value that everyone begins with
+        known = {**init, **method.shared(params)}  # what is never sent keeps its initial value
         upload.append(inferred(opened.probabilities(work, known, samples, unprompted(method.tuning)), labels))
         complete.append(inferred(opened.probabilities(work, params, samples), labels))
     seen, whole = (cosine(np.stack(d), shares).diagonal() for d in (upload, complete))
@@ -55,11 +54,11 @@ def leakage(opened: Opened, options: Options) -> Found:
     title = "Label distributions inferred from uploaded models"
     text = (
         f"Cosine of a client's label distribution with the mean prediction of its upload on {len(index)} test images, "
-        f"every class counting alike: {seen.mean():.2f} (mean over {len(clients)} clients); a uniform guess reaches "
+        f"all classes weighted equally: {seen.mean():.2f} (mean over {len(clients)} clients); a uniform guess reaches "
         f"{blind.mean():.2f}."
     )
     if hides:
-        text += f" With {hidden(opened)}, which nobody else has: {whole.mean():.2f}."
+        text += f" With {hidden(opened)}, which is never sent: {whole.mean():.2f}."
     return Found(draw(opened, clients, seen, whole if hides else None, blind), rows, title, text)
 
 
@@ -68,19 +67,19 @@ def pooled(opened: Opened, most: int) -> np.ndarray:
     sites, labels = opened.federation.sites, opened.federation.dataset.labels
     pool = np.concatenate([site.test for site in sites])
     if not len(pool):
-        raise UserError("leakage: there are no test data to try uploads on")
+        raise UserError("leakage: no client has test data to run uploads on")
     mixed = rng(0, "balanced").permutation(pool)
     parts = [mixed[labels[mixed] == label][:most] for label in np.unique(labels[pool])]
     return np.sort(np.concatenate(parts))
 
 
 def inferred(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(n, classes), (n,) -> the mean prediction (classes,), in which every class of samples counts alike."""
+    """(n, classes), (n,) -> the mean prediction (classes,), all classes weighted equally."""
     return np.asarray(np.mean([probabilities[labels == label].mean(0) for label in np.unique(labels)], axis=0))
 
 
 def hidden(opened: Opened) -> str:
-    """What stays with a client, in words."""
+    """What a client never sends, in words."""
     roles = {opened.method.tuning.role(name) for name in opened.method.kept(opened.host.init)}
     words = {"private": "prompt", "head": "head"}
     return f"its private {' and '.join(sorted(words.get(role, role) for role in roles))}"
@@ -88,24 +87,11 @@ def hidden(opened: Opened) -> str:
 
 def draw(
     opened: Opened, clients: Sequence[int], seen: np.ndarray, whole: np.ndarray | None, blind: np.ndarray
-) -> Figure:
-    figure = style.blank(float(np.clip(1.9 + 0.36 * len(clients), 3.2, 8)))
-    axes = figure.subplots()
-    place, names = np.arange(len(clients)), [style.plain(name) for name in opened.names(clients)]
-    wide = 0.38 if whole is not None else 0.7
-    shift = wide / 2 if whole is not None else 0.0
-    bars = [(place - shift, seen, style.VERMILION, "from the upload")]
+) -> style.Chart:
+    kinds = {"from the upload": (style.VERMILION, seen)}
     if whole is not None:
-        bars.append((place + shift, whole, "0.72", f"with {hidden(opened)}"))
-    for at, values, colour, label in bars:
-        axes.barh(at, values, height=wide, color=colour, label=label)
-        axes.axvline(values.mean(), color=colour if colour != "0.72" else "0.5", linestyle="--", linewidth=1.2)
-    axes.plot(blind, place, "|", color="0.1", markersize=14, markeredgewidth=1.6, label="a uniform guess")
-    axes.plot([], [], color="0.4", linestyle="--", linewidth=1.2, label="mean")
-    axes.set_yticks(place, names)
-    axes.invert_yaxis()
-    style.dress(axes, x="cosine similarity of inferred and true label distribution", y="client", grid="x")
-    axes.set_xlim(0, 1.02)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    style.title(figure, f"{opened.title}\nlabel distributions inferred on balanced data, after one more local round")
-    return figure
+        kinds[f"with {hidden(opened)}"] = (style.LIGHT, whole)
+    x = "cosine similarity of inferred and true label distribution"
+    chart = marks.bars(opened.names(clients), kinds, x, ("uniform guess", "tick", blind.tolist()))
+    below = "label distributions inferred on balanced data, after one more local round; dashed: means"
+    return style.titled(chart, opened.title, below)

@@ -1,21 +1,19 @@
-"""Analyses of what is on record: no model is built."""
+"""Analyses of recorded numbers: no model is built."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import altair as alt
 import numpy as np
-from matplotlib.figure import Figure
 
-from ..data import heatmap
 from ..errors import UserError
-from ..report import style
+from ..report import marks, run_charts, style
 from ..runs.record import STAGES
 from .base import Found, Options
 from .opened import Opened
 
-_NAMED = 40  # clients up to which each one has a name
 _WORDS = {
     "aggregated": "as received",
     "after_local": "after local training, participants",
@@ -39,7 +37,7 @@ def drift(opened: Opened, options: Options) -> Found:
     ]
     if not rows:
         whose = "" if not lines else " of these clients"
-        raise UserError(f"drift: how far parameters{whose} moved is not on record; it is in runs with eval.drift=true")
+        raise UserError(f"drift: distances{whose} are not on record; run with eval.drift=true to record them")
     roles = list(dict.fromkeys(row["role"] for row in rows))
     words = []
     for role in roles:
@@ -58,31 +56,14 @@ def _means(rows: list[dict[str, Any]], role: str) -> tuple[np.ndarray, np.ndarra
     return np.array(sorted(found)), np.array([np.mean(found[round]) for round in sorted(found)])
 
 
-def _drift(opened: Opened, rows: list[dict[str, Any]], roles: list[str]) -> Figure:
-    figure = style.blank(1.4 + 2.3 * len(roles))
-    grid = figure.subplots(len(roles), 1, squeeze=False, sharex=True)[:, 0]
-    looks = style.looks(roles)
-    clients = sorted({row["client"] for row in rows})
-    for axes, role in zip(grid, roles, strict=True):
-        for n, client in enumerate(clients):
-            own = [(row["round"], row["moved"]) for row in rows if (row["client"], row["role"]) == (client, role)]
-            label = "one client" if n == 0 else ""
-            if own:
-                dot = {"marker": ".", "markersize": 3.5} if len(clients) <= 20 else {}
-                axes.plot(*zip(*own, strict=True), color="0.75", linewidth=0.8, zorder=2, label=label, **dot)
-        rounds, mean = _means(rows, role)
-        axes.plot(rounds, mean, label="mean of the round's clients", zorder=3, **style.marks(looks[role], len(rounds)))
-        style.dress(axes, y=f"L2 change of\n{'the private prompt' if role == 'private' else role}")
-        axes.set_ylim(bottom=0)
-        axes.margins(y=0.1)
-    handles, labels = grid[0].get_legend_handles_labels()
-    grid[0].legend(
-        handles, labels, fontsize=9, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0
-    )
-    style.dress(grid[-1], x="communication round", y=grid[-1].get_ylabel())
-    style.rounds_axis(grid[-1], max(row["round"] for row in rows))
-    style.title(figure, f"{opened.title}\nhow far a client's parameters move in a round of training")
-    return figure
+def _drift(opened: Opened, rows: list[dict[str, Any]], roles: list[str]) -> style.Chart:
+    panels = []
+    for role, look in style.looks(roles).items():
+        here = [{**row, "value": row["moved"]} for row in rows if row["role"] == role]
+        y = f"L2 change of {'the private prompt' if role == 'private' else role}"
+        panels.append(marks.each_and_mean(here, y, "mean of the round's clients", look.colour).properties(height=150))
+    chart = alt.vconcat(*panels).resolve_scale(color="independent")
+    return style.titled(chart, opened.title, "how far a client's parameters move in a round of training")
 
 
 # ---- clients
@@ -123,41 +104,26 @@ def _word(stage: str) -> str:
     return _WORDS[base] + (", newcomers" if stage != base else "")
 
 
-def _bars(opened: Opened, found: dict[str, dict[int, float]]) -> Figure:
-    """Clients by their accuracy as received; those without one behind them."""
+def _bars(opened: Opened, found: dict[str, dict[int, float]]) -> style.Chart:
+    """Clients by their accuracy as received, and after them those that have none."""
     first = next(iter(found.values()))
     ids = sorted({client for of in found.values() for client in of}, key=lambda c: (-first.get(c, -1.0), c))
-    figure = style.blank(4.4)
-    axes = figure.subplots()
-    named, wide = len(ids) <= _NAMED, 0.8 / len(found)
-    for n, (stage, look) in enumerate(style.looks(found).items()):
-        at = [x for x, client in enumerate(ids) if client in found[stage]]
-        values = [found[stage][ids[x]] for x in at]
-        shift = (n - (len(found) - 1) / 2) * wide
-        if named:
-            axes.bar(np.array(at) + shift, values, wide, color=look.colour, label=_word(stage), linewidth=0)
-        else:
-            axes.plot(at, values, look.marker, color=look.colour, markersize=3.5, label=_word(stage))
-        axes.axhline(float(np.mean(values)), color=look.colour, linestyle="--", linewidth=1)
-    style.dress(axes, x="client, best accuracy first", y="test accuracy (%)")
-    if named:
-        names = [style.plain(name) for name in opened.names(ids)]
-        tilted = max(map(len, names)) * len(names) > 90
-        axes.set_xticks(range(len(ids)), names, rotation=90 if tilted else 0)
-    axes.set_ylim(0, min(100.0, 1.15 * max(1.0, *(value for of in found.values() for value in of.values()))))
-    axes.set_xlim(-0.6, len(ids) - 0.4)
-    mean = axes.axhline(-1, color="0.3", linestyle="--", linewidth=1)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        [*handles, mean],
-        [*labels, "mean"],
-        loc="outside lower center",
-        ncols=2 if len(labels) == 3 else 4,
-        fontsize=9,
-        frameon=False,
-    )
-    style.title(figure, opened.title)
-    return figure
+    rows = [
+        {"at": ids.index(client), "kind": _word(stage), "value": value}
+        for stage, of in found.items()
+        for client, value in of.items()
+    ]
+    colours = {_word(stage): look.colour for stage, look in style.looks(found).items()}
+    base = marks.data(rows).encode(marks.by_colour(colours, columns=2))
+    x = alt.X(title="client, best accuracy first", **marks.places("at:O", opened.names(ids), style.WIDTH))
+    y = alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(zero=True))
+    if len(ids) <= marks.NAMED:
+        each = base.mark_bar().encode(x, y, xOffset=alt.XOffset("kind:N", sort=list(colours)))
+    else:
+        each = base.mark_circle(size=18, opacity=0.8).encode(x, y)
+    mean = base.mark_rule(strokeDash=[5, 3], strokeWidth=1.5).encode(alt.Y("mean(value):Q"))
+    chart = alt.layer(each, mean).properties(width=style.WIDTH + 60)
+    return style.titled(chart, opened.title, "dashed: means")
 
 
 # ---- partition
@@ -184,7 +150,7 @@ def partition(opened: Opened, options: Options) -> Found:
         f"{held.max()} of {len(classes)} classes. Mean entropy of their labels: {_entropy(parts['train']):.2f} of "
         f"{math.log2(max(len(classes), 1)):.2f} bits."
     )
-    return Found(lambda path: heatmap.draw(federation, path), rows, "Who holds which classes", text)
+    return Found(run_charts.partition(federation), rows, "Who holds which classes", text)
 
 
 def _entropy(counts: np.ndarray) -> float:

@@ -1,8 +1,8 @@
 """How steadily clients select their groups over the rounds of a run (SGPT, Fig. 3).
 
 On record is how many of a client's test samples select each group, at every evaluation: mean and deviation over the
-evaluations are the paper's figure. Half the L1 distance between the shares of two evaluations is the least share of
-samples that can have changed their group in between; more may have changed places, which counts do not tell.
+evaluations are the paper's figure. Half the L1 distance between the shares of two evaluations is the smallest share of
+samples that can have changed their group in between; more may have swapped groups, which counts do not show.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
+import altair as alt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ..errors import UserError
-from ..report import style
+from ..report import marks, style
 from .base import Found, Options
 from .opened import Opened
 
@@ -74,13 +73,13 @@ def recorded(opened: Opened, options: Options) -> dict[int, Counts]:
                     found.setdefault(one["client"], {})[line["round"]] = one["groups"]
     if not found:
         raise UserError(
-            "selection: no selections are on record; they are for methods with groups, such as SGPT, on data that have "
+            "selection: no selections are on record; methods with groups, such as SGPT, record them on data with "
             "domains or superclasses"
         )
     often = {client: of for client, of in found.items() if len(of) > 1}
     for client in options.clients:
         if client not in often:
-            known = ", ".join(map(str, often)) or "nobody"
+            known = ", ".join(map(str, often)) or "none"
             raise UserError(f"--client = {client} must be one that was evaluated at least twice ({known})")
     if not often:
         raise UserError("selection: at least two evaluations are needed; a smaller eval.every gives more")
@@ -98,7 +97,7 @@ def spread(of: Counts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def changed(of: Counts) -> dict[int, float]:
-    """Round -> the least share of samples that have another group than at the evaluation before."""
+    """Round -> the smallest share of samples that have another group than at the evaluation before."""
     shares = {round: counts / counts.sum() for round, counts in of.items()}
     rounds = list(shares)
     return {b: float(np.abs(shares[b] - shares[a]).sum() / 2) for a, b in pairwise(rounds)}
@@ -110,38 +109,26 @@ def majority_changes(of: Counts) -> list[bool]:
     return [a != b for a, b in pairwise(most)]
 
 
-def draw(opened: Opened, counts: Mapping[int, Counts], changes: Mapping[int, Mapping[int, float]]) -> Figure:
-    """The client with most test samples as in the paper's figure; and everybody's changes over the rounds."""
+def draw(opened: Opened, counts: Mapping[int, Counts], changes: Mapping[int, Mapping[int, float]]) -> style.Chart:
+    """The client with most test samples as in the paper's figure; and all clients' changes over the rounds."""
     client = max(counts, key=lambda c: next(iter(counts[c].values())).sum())
-    figure = style.blank(3.7, gap=0.05)
-    bars, lines = figure.subplots(1, 2, width_ratios=[1.15, 1])
-    mean, std = spread(counts[client])
-    place = np.arange(len(mean))
-    low = np.minimum(std, mean)  # no fewer than none select a group
-    bars.bar(place, mean, color=style.BLUE, width=0.75)
-    bars.errorbar(place, mean, yerr=[low, std], fmt="none", ecolor="0.25", elinewidth=1.2, capsize=2.5)
-    if len(mean) <= 20:
-        bars.set_xticks(place)
-    name = style.plain(opened.names([client])[0])
-    style.dress(
-        bars, x="group", y=f"test samples of client {name}\n(mean and std over {len(counts[client])} evaluations)"
+    rows = [
+        {"group": group, "mean": float(mean), "low": float(max(0, mean - std)), "high": float(mean + std)}
+        for group, (mean, std) in enumerate(zip(*spread(counts[client]), strict=True))
+    ]
+    base = marks.data(rows).encode(alt.X("group:O", axis=alt.Axis(labelAngle=0)))
+    y = [f"test samples of client {opened.names([client])[0]}", f"(mean, std over {len(counts[client])} evaluations)"]
+    bars = alt.layer(
+        base.mark_bar(color=style.BLUE).encode(alt.Y("mean:Q", title=y)),
+        base.mark_rule(color=style.INK, strokeWidth=1.5).encode(alt.Y("low:Q", title=y), alt.Y2("high:Q")),
     )
-    _changes(lines, changes)
-    style.title(figure, f"{opened.title}\nhow steadily clients select their groups", size=10)
-    return figure
-
-
-def _changes(axes: Axes, changes: Mapping[int, Mapping[int, float]]) -> None:
-    rounds = sorted({round for of in changes.values() for round in of})
-    for n, of in enumerate(changes.values()):
-        label = "one client" if n == 0 else ""
-        values = [100 * value for value in of.values()]
-        axes.plot(list(of), values, color="0.75", linewidth=0.8, marker=".", markersize=3, zorder=2, label=label)
-    mean = [100 * float(np.mean([of[round] for of in changes.values() if round in of])) for round in rounds]
-    look = style.looks(["mean"])["mean"]
-    axes.plot(rounds, mean, label="mean of the clients", zorder=3, **style.marks(look, len(rounds)))
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.12)
-    style.dress(axes, x="communication round", y="change their group, at least\n(% of a client's test samples)")
-    style.rounds_axis(axes, max(rounds))
-    axes.legend(fontsize=9, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
+    moved = [
+        {"client": client, "round": round, "value": 100 * value}
+        for client, of in changes.items()
+        for round, value in of.items()
+    ]
+    title = ["change their group, at least", "(% of a client's test samples)"]
+    lines = marks.each_and_mean(moved, title, "mean of the clients")
+    chart = alt.hconcat(*(part.properties(width=250, height=210) for part in (bars, lines)))
+    chart = chart.resolve_scale(color="independent")
+    return style.titled(chart, opened.title, "how steadily clients select their groups")

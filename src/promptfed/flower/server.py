@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
     until = time.monotonic() + _HANDOVER
     while True:
         try:
-            api.execute(config, path, resume=True, view=Log(), engine=engine)
+            api.execute(api.RunPlan(config, path, resume=True), view=Log(), engine=engine)
             return
         except record.Busy:
             if time.monotonic() > until:
@@ -88,7 +88,7 @@ def agreed(folder: Path, run: Path) -> C.Config:
         if key not in ("rounds", "engine") and now[key] != before.get(key):
             what = _changed(key, before.get(key), now[key])
             raise UserError(f'{what} in {AGREED} when run "{run.name}" began: submit it under another name')
-    return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}])[0]
+    return api.resumed(run, [{"rounds": config.rounds, "engine": now["engine"]}]).config
 
 
 def _changed(key: str, before: Any, now: Any) -> str:

@@ -1,5 +1,5 @@
-"""Pictures of runs and comparisons."""
+"""Charts and pictures of runs and comparisons, and the one HTML page."""
 
-from .pictures import draw_comparison, draw_run
+from .pictures import draw_comparison, draw_partition, draw_run
 
-__all__ = ["draw_comparison", "draw_run"]
+__all__ = ["draw_comparison", "draw_partition", "draw_run"]

@@ -91,7 +91,7 @@ def gather(folders: Sequence[Path]) -> ReportData:
                 continue
             found: list[str] = []
             try:
-                entries[path.resolve()] = _read(path, label, folder, found)
+                entries[path.resolve()] = read(path, label, folder, found)
                 problems += found
             except _BROKEN as error:
                 problems.append(f"{path} is left out because it cannot be read: {_why(error)}.")
@@ -135,7 +135,7 @@ def _is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in _FILES)
 
 
-def _read(folder: Path, label: str | None, origin: Path, problems: list[str]) -> SeedRun:
+def read(folder: Path, label: str | None, origin: Path, problems: list[str]) -> SeedRun:
     run = Run(folder)
     split = folder / "partition.json"
     about: dict[str, Any] = {}

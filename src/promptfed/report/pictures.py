@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-
-from ..data import Federation, heatmap
+from ..data import Federation
 from ..errors import UserError
 from ..runs import build
 from ..runs import config as C
-from . import column_figures, comparison_figures, prompts, run_figures, style
+from . import charts, gather, images, prompts, run_charts, style
+from .gather import Group, ReportData
+from .numbers import MEASURES
 from .runs import Run
 
 _PARTITIONS = 6  # pictures of a comparison
@@ -24,91 +23,105 @@ if TYPE_CHECKING:
 
 
 def draw_run(folder: Path, federation: Federation | None = None) -> list[Path]:
-    """curves.png, clients.png, partition.png and prompts.png, as far as the run has come; -> those that were drawn.
+    """curves.png, clients.png, partition.png and prompts.png, as far as the run has come; returns those drawn.
 
     `federation` is at hand where the run has just been made; otherwise it is loaded again. Where the dataset is gone,
     the pictures that need it are left out with a warning.
     """
     run = Run.read(folder)
     drawn = []
-    for name, figure in (("curves.png", run_figures.curves(run)), ("clients.png", run_figures.clients(run))):
-        if figure:
-            drawn.append(style.save(figure, folder / name))
+    for name, chart in (("curves.png", run_charts.curves(run)), ("clients.png", run_charts.clients(run))):
+        if chart:
+            drawn.append(style.save(chart, folder / name))
     federation = federation or _federation(run)
     if federation is None:
         return drawn
-    heatmap.draw(federation, folder / "partition.png")
-    return [*drawn, folder / "partition.png", *_prompts(run, federation, folder)]
+    drawn.append(style.save(run_charts.partition(federation), folder / "partition.png"))
+    return [*drawn, *_prompts(run, federation, folder)]
 
 
 def draw_comparison(
-    out: Path, results: Mapping[str, Sequence[Result]], places: column_figures.Places | None = None
+    out: Path, results: Mapping[str, Sequence[Result]], places: Mapping[str, tuple[str, str]] | None = None
 ) -> list[Path]:
     """comparison.png, curves.png, communication.png; partition.png, partition-2.png, ... of each different partition;
     prompts.png of the first run that has them.
 
-    `places`: of labels in a table with columns, which costs too many lines for one picture of communication.
+    `places`: row and column of each label, in a table with columns, which has too many lines for one picture of
+    communication.
     """
-    results = {label: found for label, found in results.items() if found}
-    if not results:
+    groups = [
+        Group(label, [gather.read(one.folder, label, out, []) for one in each])
+        for label, each in results.items()
+        if each
+    ]
+    if not groups:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    runs = {label: [Run.read(one.folder) for one in found] for label, found in results.items()}
-    figures = _of_columns(runs, places) if places else _of_labels(runs, results)
-    drawn = [style.save(figure, out / name) for name, figure in figures.items() if figure]
-    drawn += _partitions(runs, places or {}, out)
+    found = ReportData(groups, [], places=dict(places or {}))
+    drawn = [style.save(chart, out / name) for name, chart in _charts(found).items() if chart]
+    drawn += _partitions(found, out)
     for name in ("curves.png", *(path.name for path in out.glob("partition-*.png"))):
         if out / name not in drawn:
             (out / name).unlink(missing_ok=True)  # of what the comparison was before
-    for run in comparison_figures.runs_of(runs):
-        if prompted := _prompts(run, None, out):
+    for entry in found.entries:
+        if prompted := _prompts(entry.run, None, out):
             return drawn + prompted
     return drawn
 
 
-def _partitions(runs: comparison_figures.Runs, places: column_figures.Places, out: Path) -> list[Path]:
+def draw_partition(federation: Federation, path: Path) -> Path:
+    """A heat map of who holds which classes, as .png, .svg, .pdf or .jpg."""
+    style.check(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return style.save(run_charts.partition(federation), path)
+
+
+def _charts(found: ReportData) -> dict[str, style.Chart | None]:
+    """By file name, with their titles. What was evaluated once has no curves."""
+    settings = {entry.run.setting for entry in found.entries}
+    setting = settings.pop() if len(settings) == 1 else ""
+    seeds = "; ± std over seeds" if any(len(group.entries) > 1 for group in found.groups) else ""
+    local = MEASURES["local"][0]
+    climbs = any(len(entry.run.scored) > 1 for entry in found.entries)
+    curves = charts.curves(found, panels=bool(found.places))[0] if climbs else None
+    made = {"curves.png": (curves, setting, local + seeds)}
+    if found.places:
+        made["comparison.png"] = (charts.matrix(found), f"{local}, last round", "Shades compare within a column.")
+    else:
+        legend = "dots: clients; bar: their mean; diamond: all clients' test data"
+        last = max((entry.run.last for entry in found.entries), default=0)
+        title = f"{setting}; after {last} round{'s' if last > 1 else ''}".removeprefix("; ")
+        made["comparison.png"] = (charts.accuracies(found), title, legend + seeds)
+        dotted = "; dotted: exchanges nothing"
+        made["communication.png"] = (charts.communication(found), setting, local + seeds + dotted)
+    order = ("comparison.png", "curves.png", "communication.png")
+    return {
+        name: chart and style.titled(chart, *words) for name in order for chart, *words in [made.get(name, (None,))]
+    }
+
+
+def _partitions(found: ReportData, out: Path) -> list[Path]:
     """A picture of each different partition of the first seed; whose it is stands in its title."""
-    each: dict[bytes, list[str]] = {}
-    for label, found in runs.items():
-        file = found[0].folder / "partition.json"
+    each: dict[bytes, list[Group]] = {}
+    for group in found.groups:
+        file = group.first.run.folder / "partition.json"
         if file.exists():
-            each.setdefault(file.read_bytes(), []).append(label)
+            each.setdefault(file.read_bytes(), []).append(group)
     drawn = []
-    for number, labels in enumerate(list(each.values())[:_PARTITIONS], 1):
-        federation = _federation(runs[labels[0]][0])
+    for number, groups in enumerate(list(each.values())[:_PARTITIONS], 1):
+        federation = _federation(groups[0].first.run)
         if federation is None:
             continue
-        if len(each) > 1:
-            federation = replace(federation, about={**federation.about, "kind": _whose(federation, labels, places)})
+        whose = _whose([group.label for group in groups], found.places) if len(each) > 1 else ""
         path = out / ("partition.png" if number == 1 else f"partition-{number}.png")
-        heatmap.draw(federation, path)
-        drawn.append(path)
+        drawn.append(style.save(run_charts.partition(federation, whose), path))
     return drawn
 
 
-def _whose(federation: Federation, labels: Sequence[str], places: column_figures.Places) -> str:
-    """disjoint (CIFAR-100, s=10)"""
+def _whose(labels: Sequence[str], places: Mapping[str, tuple[str, str]]) -> str:
+    """CIFAR-100, s=10"""
     names = list(dict.fromkeys(places[label][1] if label in places else label for label in labels))
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return style.plain(f"{federation.about.get('kind', 'custom')} ({'; '.join(names[:2])}{more})", 60)
-
-
-def _of_columns(runs: comparison_figures.Runs, places: column_figures.Places) -> dict[str, Figure | None]:
-    here = {label: place for label, place in places.items() if label in runs}
-    return {
-        "comparison.png": column_figures.matrix(runs, here),
-        "curves.png": column_figures.panels(runs, here),
-    }
-
-
-def _of_labels(runs: comparison_figures.Runs, results: Mapping[str, Sequence[Result]]) -> dict[str, Figure | None]:
-    settings = {run.setting for run in comparison_figures.runs_of(runs)}
-    setting = settings.pop() if len(settings) == 1 else ""
-    return {
-        "comparison.png": comparison_figures.bars({k: [one.numbers for one in v] for k, v in results.items()}, setting),
-        "curves.png": comparison_figures.curves(runs, setting),
-        "communication.png": comparison_figures.communication(runs, setting),
-    }
+    return "; ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _federation(run: Run) -> Federation | None:
@@ -131,4 +144,4 @@ def _prompts(run: Run, federation: Federation | None, folder: Path) -> list[Path
     except UserError as error:  # LMDB cannot be opened twice by one process: the run may be going on in this one
         warnings.warn(f"no picture of the prompts: {error}", stacklevel=3)
         return []
-    return [style.save(prompts.draw(run, found), folder / "prompts.png")] if found else []
+    return [images.save(prompts.draw(run, found), folder / "prompts.png")] if found else []

@@ -18,7 +18,7 @@ from ..params import Params
 from ..runs import config as C
 from ..tuning import PrivatePrompt, Tuning
 from ..tunings.pixels import PixelPrompt
-from . import style
+from . import images
 from .runs import Run
 
 MOST = 16  # clients that are shown
@@ -98,8 +98,8 @@ def draw(run: Run, prompts: Prompts) -> Figure:
     step = _reach(list(change.values()), prompts.inside)
 
     height, width = prompts.inside.shape
-    side = style.WIDTH / columns - 0.09
-    figure = style.blank(0.5 + blocks * (2 * side * height / width + 0.4), gap=0)
+    side = images.WIDTH / columns - 0.09
+    figure = images.blank(0.5 + blocks * (2 * side * height / width + 0.4), gap=0)
     grid = figure.subplots(2 * blocks, columns, squeeze=False)
     for axes in grid.ravel():
         axes.set_xticks([])
@@ -117,7 +117,7 @@ def draw(run: Run, prompts: Prompts) -> Figure:
         axes.text(1, 0.5, "prompt", transform=axes.transAxes, ha="right", va="center", fontsize=9)
     some = f" ({len(ids)} of {prompts.trained} clients)" if len(ids) < prompts.trained else ""
     scale = f"grey is 0, black to white ±{reach:.2g} (prompt), ±{step:.2g} (change)"
-    style.title(figure, f"{run.title}\nprivate prompts after round {prompts.round}{some}; {scale}", size=10)
+    images.title(figure, f"{run.title}\nprivate prompts after round {prompts.round}{some}; {scale}")
     return figure
 
 
@@ -131,4 +131,4 @@ def _tile(axes: Axes, image: np.ndarray, reach: float, inside: np.ndarray, name:
     colour = np.broadcast_to(show, (*inside.shape, 3))  # one channel: grey
     axes.imshow(np.dstack([colour, inside]), interpolation="nearest")
     axes.spines[:].set(visible=True, color="0.75", linewidth=0.6)
-    axes.set_title(style.plain(name if len(name) <= 14 else f"{name[:13]}…"), fontsize=9, pad=3)
+    axes.set_title(images.plain(name if len(name) <= 14 else f"{name[:13]}…"), fontsize=9, pad=3)

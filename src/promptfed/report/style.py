@@ -1,26 +1,25 @@
-"""What all pictures share: size, colours and the look of axes. No pyplot, so nothing is global and threads may draw."""
+"""What all charts share: colours, the look of a label, the theme, and how a chart becomes a picture."""
 
 from __future__ import annotations
 
-import io
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+import altair as alt
+import vl_convert
 
 from .. import files
+from ..errors import UserError
 
-WIDTH = 8.0  # inches
-DPI = 150
+Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.FacetChart
 
-# Okabe and Ito's colours without yellow, then three of Tol's: told apart with any kind of colour vision.
+WIDTH = 470  # of a chart's plot, without axes and legends
+SCALE = 2  # pixels of a picture for each of these
+
+# Okabe and Ito's colours without yellow, then three of Tol's: distinguishable with any kind of colour vision.
 PALETTE = (
     "#0072B2",
     "#D55E00",
@@ -34,72 +33,65 @@ PALETTE = (
     "#332288",
 )
 BLUE, VERMILION, GREEN = PALETTE[:3]
-GREY = "#666666"
-PARTS = {"train": "#2171b5", "val": "#9ecae1", "test": "#fdae6b"}  # as in the picture of a partition
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p", "<", ">", "h")  # one more than colours: the pairs differ longest
+INK, GREY, LIGHT = "#222222", "#666666", "#bbbbbb"
+PARTS = {"train": "#2171b5", "val": "#9ecae1", "test": "#fdae6b"}
+_SHAPES = (  # one more than colours: the pairs repeat as late as possible
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "cross",
+    "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z",  # x
+    "M0,-1L0.95,-0.31L0.59,0.81L-0.59,0.81L-0.95,-0.31Z",  # pentagon
+    "triangle-left",
+    "triangle-right",
+    "M0,-1L0.87,-0.5L0.87,0.5L0,1L-0.87,0.5L-0.87,-0.5Z",  # hexagon
+)
+THEME: dict[str, Any] = {
+    "background": "white",
+    "padding": 10,
+    "view": {"stroke": None, "continuousWidth": WIDTH, "continuousHeight": 260},
+    "title": {"anchor": "start", "frame": "group", "fontSize": 14, "fontWeight": "normal", "color": INK, "offset": 12}
+    | {"subtitleFontSize": 12, "subtitleColor": GREY, "subtitlePadding": 5},
+    "axis": {"labelColor": "#444444", "titleColor": INK, "gridColor": "#e6e6e6", "domainColor": GREY}
+    | {"tickColor": GREY, "tickSize": 4, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    | {"labelLimit": 240},
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+    "legend": {"title": None, "labelFontSize": 11, "labelLimit": 220, "symbolSize": 70, "titleFontWeight": "normal"}
+    | {"symbolOpacity": 1},
+    "header": {"labelFontSize": 12, "labelAnchor": "start", "title": None},
+}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a label is drawn, in every picture of a comparison."""
+    """How a label is drawn, in every chart of a comparison."""
 
     colour: str
-    marker: str
+    shape: str
     line: Literal["-", "--"]
+
+    @property
+    def dash(self) -> list[int]:
+        return [1, 0] if self.line == "-" else [6, 4]
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     return {
-        label: Look(PALETTE[i % len(PALETTE)], _MARKERS[i % len(_MARKERS)], "-" if i < len(PALETTE) else "--")
+        label: Look(PALETTE[i % len(PALETTE)], _SHAPES[i % len(_SHAPES)], "-" if i < len(PALETTE) else "--")
         for i, label in enumerate(labels)
     }
 
 
-def blank(height: float, gap: float = 0.02) -> Figure:
-    """`gap`: between subplots, as a share of their size."""
-    layout = ConstrainedLayoutEngine(hspace=gap, wspace=gap)
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def dress(axes: Axes, *, x: str = "", y: str = "", grid: Literal["x", "y", "both"] = "y") -> None:
-    """Axis labels, and no more ink than it takes to read off a value."""
-    axes.set_xlabel(x, fontsize=10)
-    axes.set_ylabel(y, fontsize=10)
-    axes.tick_params(labelsize=9, length=3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def rounds_axis(axes: Axes, last: int) -> None:
-    room = max(0.5, 0.03 * last)
-    axes.set_xlim(max(0.0, 1 - room), last + room)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-
-
-def percent_axis(axes: Axes, values: Iterable[float]) -> None:
-    """From a little below the least to a little above the greatest value, but not beyond what an accuracy can be."""
-    known = [value for value in values if value == value]
-    low, high = min(known, default=0.0), max(known, default=100.0)
-    room = max(1.5, 0.07 * (high - low))
-    axes.set_ylim(max(-1.5, low - room), min(101.5, high + room))
-
-
-def title(figure: Figure, text: str, size: float = 11) -> None:
-    figure.suptitle(plain(text, int(960 / size)), x=0.01, ha="left", fontsize=size)
-
-
-def plain(text: str, width: int = 0) -> str:
-    """A text as it stands: matplotlib takes $ for mathematics, and leaves out of a legend what begins with _."""
-    text = "\n".join(textwrap.fill(line, width) for line in text.split("\n")) if width else text
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+def titled(chart: Chart, title: str, subtitle: str = "") -> Chart:
+    lines = [line for text in title.split("\n") for line in textwrap.wrap(text, 92)] or [""]
+    return chart.properties(title=alt.TitleParams(lines, subtitle=textwrap.wrap(subtitle, 108)))
 
 
 def short(names: Sequence[str], most: int) -> list[str]:
-    """Names of so many letters at most; of those that would then look alike, the end is kept, or all of it."""
+    """Names of at most so many letters; of those that would then look alike, the end is kept, or all of it."""
     cut = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
     tails = [f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}" for name in names]
     return [
@@ -108,22 +100,28 @@ def short(names: Sequence[str], most: int) -> list[str]:
     ]
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(chart: Chart, path: Path) -> Path:
     """Replaces the picture in one step: somebody may be looking at the old one."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    files.write(path, content.getvalue())
+    spec = {**chart.to_dict(), "config": THEME}
+    files.write(path, _FORMATS[check(path)](spec))
     return path
 
 
-def marks(look: Look, points: int, size: float = 5.5) -> dict[str, Any]:
-    """Arguments of plot(): a marker on each point, smaller where points are many."""
-    return {
-        "color": look.colour,
-        "linestyle": look.line if points > 1 else "none",
-        "linewidth": 1.8,
-        "marker": look.marker,
-        "markersize": size if points <= 30 else 2.5,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.6 if points <= 30 else 0.0,
-    }
+def check(path: Path) -> str:
+    """A picture's format; UserError where none can be written under this name."""
+    suffix = path.suffix.lower()
+    if suffix not in _FORMATS:
+        raise UserError(f'--out = "{path}" must end in {", ".join(_FORMATS)}')
+    return suffix
+
+
+def _svg(spec: dict[str, Any]) -> bytes:
+    return vl_convert.vegalite_to_svg(spec).encode()
+
+
+_FORMATS: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    ".png": lambda spec: vl_convert.vegalite_to_png(spec, scale=SCALE),
+    ".svg": _svg,
+    ".pdf": vl_convert.vegalite_to_pdf,
+    ".jpg": lambda spec: vl_convert.vegalite_to_jpeg(spec, scale=SCALE),
+}

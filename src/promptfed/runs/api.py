@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..method import Method
 from . import build, record
 from . import config as C
+from .mini import small_scale
 from .record import Folder, View
 
 
@@ -30,6 +31,15 @@ class Result:
         """Of the last round, as received from the server: local (mean, std, worst, weighted), global, macro_f1..."""
         found: dict[str, Any] = self.numbers["metrics"]["aggregated"]["last"]
         return found
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run that is ready to begin, or to go on."""
+
+    config: C.Config
+    folder: Path
+    resume: bool = False
 
 
 def run(
@@ -50,25 +60,34 @@ def run(
     may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: at the small
     scale that the file has besides.
     """
+    plan = prepare(preset, settings, out=Path(out) if out else None, resume=resume, mini=mini)
+    return execute(plan, federation, view)
+
+
+def prepare(
+    preset: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    mini: bool = False,
+) -> RunPlan:
+    """Reads and checks the settings, and chooses the folder."""
     given = dict(settings)
     if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
         given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
     source = [C.read(preset)] if preset else []
     tables = [*map(without_compare, source), C.undot(given.items())]
     if mini:
-        from .comparison import small_scale
-
         tables = [small_scale(source, tables)]
     if resume:
-        configuration, folder = resumed(Path(out) if out else None, tables)
-    else:
-        configuration = C.make(*tables)
-        folder = Path(out) if out else fresh(configuration)
-    return execute(configuration, folder, resume, federation, view)
+        return resumed(out, tables)
+    config = C.make(*tables)
+    return RunPlan(config, out or fresh(config))
 
 
-def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> tuple[C.Config, Path]:
-    """The configuration of a run to go on with. More rounds may be asked for, and another engine."""
+def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
+    """A run to go on with. More rounds may be asked for, and another engine."""
     if out is None:
         raise UserError("--resume needs --out, the folder of the run to go on with")
     file = out / "config.toml"
@@ -81,19 +100,18 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> tuple[C.C
     config = C.make(C.read(file), *changes)
     done = len(record.read_lines(out))
     if config.rounds < done:
-        raise UserError(f"rounds = {config.rounds} is less than the {done} rounds that the run has behind it")
-    return config, out
+        raise UserError(f"rounds = {config.rounds} must be at least the {done} rounds that the run has completed")
+    return RunPlan(config, out, resume=True)
 
 
 def execute(
-    config: C.Config,
-    path: Path,
-    resume: bool,
+    plan: RunPlan,
     federation: Federation | None = None,
     view: View | None = None,
     engine: Callable[[build.Parts, Path], Clients] = build.clients,
 ) -> Result:
     """One run, in its folder. `engine` makes the clients from the parts and the folder."""
+    config, path, resume = plan.config, plan.folder, plan.resume
     if not resume and (path / "config.toml").exists():
         raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
     if config.engine.tensorboard:
@@ -111,7 +129,7 @@ def execute(
             parts.federation.save(split)
         clients = engine(parts, path)
         try:
-            plan = server.Plan(
+            rounds = server.Plan(
                 config.rounds,
                 config.fraction,
                 config.seed,
@@ -121,7 +139,7 @@ def execute(
                 parts.newcomers,
                 config.join.round,
             )
-            server.run(parts.method, parts.model, parts.init, clients, plan, folder)
+            server.run(parts.method, parts.model, parts.init, clients, rounds, folder)
         finally:
             sizes = clients.sizes()
             clients.close()

@@ -18,18 +18,18 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import methods as M
 from .. import models
-from ..data import CATALOGUE, PARTITIONS, DatasetConfig, load
+from ..data import CATALOGUE, DatasetConfig, load
 from ..errors import UserError, nearest
 from ..models.pretrained.known import KNOWN, fresh, resize
+from . import api, tables
 from . import config as C
-from . import tables
-from .api import Result, execute, without_compare
+from .api import Result, without_compare
+from .mini import merged, method_settings, shrunk, small
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -145,7 +145,7 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     own = [_method(table)["name"] for table in common[:1] if "name" in _method(table)]
     _somebodys(common[:1], _fields([*methods, *others, *own]))
     _somebodys(common[1:], _fields(methods))
-    _somebodys((row.column for row in rows), _fields(methods) | _method_settings())  # of some rows, perhaps left out
+    _somebodys((row.column for row in rows), _fields(methods) | method_settings())  # of some rows, perhaps left out
     return jobs
 
 
@@ -173,71 +173,6 @@ def named(spec: Mapping[str, Any]) -> list[str]:
     """The methods of a file's rows."""
     names = (_part(table, "rows").settings.get("method", {}).get("name") for table in spec.get("rows", ()))
     return [name for name in names if name]
-
-
-def small_scale(source: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> Table:
-    """The settings of one run at the small scale of its file; `tables`: the file's settings and what is given."""
-    mini = small(source[0] if source else {}, True) or {}
-    return shrunk(tables, [C.undot((key, v) for key, v in mini.items() if key != "seeds")], tables[1:])
-
-
-def merged(tables: Iterable[Mapping[str, Any]]) -> Table:
-    made: Table = {}
-    for table in tables:
-        made = C.merge(made, table)
-    return made
-
-
-def shrunk(
-    tables: Iterable[Mapping[str, Any]], mini: Iterable[Mapping[str, Any]], given: Iterable[Mapping[str, Any]] = ()
-) -> Table:
-    """The tables' settings with those of the mini scale over them. What is given besides wins where both say
-    something."""
-    made, over = merged(tables), merged(given)
-    for table in mini:
-        for key, value in table.items():
-            if key not in C.SECTIONS:
-                made[key] = over.get(key, value)
-                continue
-            section = {k: over.get(key, {}).get(k, v) for k, v in C.undot([(key, value)])[key].items()}
-            made = C.merge(made, {key: {"name": section["name"]}} if "name" in section else {})
-            made = C.merge(made, {key: _applicable(key, section, made.get(key, {}))})
-    return made
-
-
-def _applicable(section: str, settings: Table, old: Mapping[str, Any]) -> Table:
-    """Those of the settings that this method or partition has. Nobody has the others: a mistake."""
-    if section not in ("method", "partition"):
-        return settings
-    name = old.get("name") or C.SECTIONS[section].model_fields["name"].default
-    if section == "method":
-        own, known = set(M.fields(name)), _method_settings()
-    else:
-        own = set(PARTITIONS[name].model_fields) if name in PARTITIONS else set()
-        known = frozenset(key for kind in PARTITIONS.values() for key in kind.model_fields)
-    always = {"name", "seed", "file"} if section == "partition" else {"name"}
-    for key in settings:
-        if key not in known | own | always:
-            raise UserError(f"mini.{section}.{key} is not a setting of any {section}{nearest(key, known)}")
-    return {key: value for key, value in settings.items() if key in own | always}
-
-
-@cache
-def _method_settings() -> frozenset[str]:
-    """Of any method and plug-in."""
-    kinds = [*M.PROMPTS.values(), *(kind for kind, _ in M.TUNINGS.values())]
-    named = {key for name in (*M.METHODS, *M.ALIASES) for key in M.fields(name)}
-    return frozenset(named | {key for kind in kinds for key in kind.model_fields})
-
-
-def small(source: Mapping[str, Any], wanted: bool) -> Table | None:
-    """A file's [mini], if it is wanted."""
-    if not wanted:
-        return None
-    mini = source.get("mini")
-    if not isinstance(mini, Mapping) or not mini:
-        raise UserError("--mini needs a file with a [mini] table, the settings of its small scale")
-    return dict(mini)
 
 
 # ---- before the first run
@@ -326,7 +261,7 @@ def take(job: Job, view: View | None = None) -> Result | None:
     if resume:
         _same(job)
     try:
-        return execute(job.config, job.folder, resume, view=view)
+        return api.execute(api.RunPlan(job.config, job.folder, resume), view=view)
     except Busy:
         return None
 
@@ -334,7 +269,7 @@ def take(job: Job, view: View | None = None) -> Result | None:
 Watch = Callable[[int, Job], AbstractContextManager[View | None]]
 
 
-def work(jobs: Sequence[Job], watch: Watch = lambda number, job: nullcontext()) -> list[tuple[Job, Exception]]:
+def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
     """Makes what is not there yet; -> the runs that failed, and why. One that fails does not keep the others back, but
     behind a fault of the program nothing more is tried."""
     failed: list[tuple[Job, Exception]] = []
@@ -347,51 +282,6 @@ def work(jobs: Sequence[Job], watch: Watch = lambda number, job: nullcontext()) 
             if not isinstance(error, UserError):
                 break
     return failed
-
-
-def complain(failed: Sequence[tuple[Job, Exception]], results: Mapping[str, Any]) -> None:
-    """Of the first that failed, once the table of the others is written."""
-    if not failed:
-        return
-    job, error = failed[0]
-    if not results or not isinstance(error, UserError):
-        raise error
-    more = f", and so have {len(failed) - 1} more" if len(failed) > 1 else ""
-    raise UserError(f"{job.folder.name} has failed{more}, the tables have what is done: {error}")
-
-
-def compare(
-    preset: str | Path | None = None,
-    *,
-    methods: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    out: str | Path,
-    mini: bool = False,
-    **settings: Any,
-) -> dict[str, list[Result]]:
-    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: at the small
-    scale that the file has besides.
-
-    compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
-    """
-    source, folder = C.read(preset) if preset else {}, Path(out)
-    spec = source.get("compare", {})
-    common = [without_compare(source), C.undot(settings.items())]
-    found = rows(spec, methods, seeds, small(source, mini))
-    jobs = plan(common, found, folder, named(spec))
-    claim(jobs, folder)
-    check(jobs)
-    failed = work(jobs)
-    results = collect(jobs, (job for job, _ in failed))
-    if results:
-        tables.save(results, folder, places(found), scale(jobs, results, str(preset)))
-    complain(failed, results)
-    return results
-
-
-def places(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """Where a table with columns has each label; empty if it has none."""
-    return {row.label: row.place for row in rows if row.place[1]}
 
 
 def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
@@ -437,3 +327,97 @@ def _same(job: Job) -> None:
     for key, value in job.config.complete().items():
         if key != "engine" and saved[key] != value:
             raise UserError(f'--out: "{job.folder}" holds a run with another {key}; choose another --out')
+
+
+# ---- all of it
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """A comparison that is ready to begin, or to go on."""
+
+    rows: list[Row]
+    jobs: list[Job]
+    folder: Path
+    file: str = ""
+    only: str = ""
+
+    def chosen(self, job: Job) -> bool:
+        """Whether its row's label has `only` in it."""
+        return self.only.lower() in job.row.label.lower()
+
+    @property
+    def layout(self) -> tables.Places:
+        """Label -> its row and column, in a table with columns."""
+        return {row.label: row.place for row in self.rows if row.place[1]}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    results: dict[str, list[Result]]  # by label
+    table: list[Table]  # the rows of table.json
+    failed: list[tuple[Job, Exception]]
+
+
+def prepare(
+    preset: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: Path,
+    mini: bool = False,
+    only: str = "",
+) -> ComparisonPlan:
+    """Reads and checks everything before the first run. `only`: the rows whose label has this in it."""
+    source = C.read(preset) if preset else {}
+    spec = source.get("compare", {})
+    found = rows(spec, methods, seeds, small(source, mini))
+    jobs = plan([without_compare(source), C.undot(settings.items())], found, out, named(spec))
+    planned = ComparisonPlan(found, jobs, out, str(preset or ""), only)
+    if not any(map(planned.chosen, jobs)):
+        raise UserError(f'--only = "{only}" must be part of the label of a row')
+    return planned
+
+
+def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext()) -> Outcome:
+    """Makes the runs that are not there yet, and the tables of all that are."""
+    jobs = [job for job in plan.jobs if plan.chosen(job)]
+    claim(plan.jobs, plan.folder)
+    check(jobs)
+    failed = work(jobs, watch)
+    # Rows that `only` leaves out are in the table too, where they are done.
+    results = collect(plan.jobs, [*(job for job in plan.jobs if not plan.chosen(job)), *(job for job, _ in failed)])
+    notes = scale(plan.jobs, results, plan.file)
+    return Outcome(results, tables.save(results, plan.folder, plan.layout, notes) if results else [], failed)
+
+
+def complain(outcome: Outcome) -> None:
+    """Raises the error of the first run that failed. The tables are written by then."""
+    if outcome.failed:
+        job, error = outcome.failed[0]
+        if not outcome.results or not isinstance(error, UserError):
+            raise error
+        more = f", and so have {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
+        raise UserError(f"{job.folder.name} has failed{more}, the tables have what is done: {error}")
+    if not outcome.results:
+        raise UserError("every run of the comparison is held by another process")
+
+
+def compare(
+    preset: str | Path | None = None,
+    *,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: str | Path,
+    mini: bool = False,
+    **settings: Any,
+) -> dict[str, list[Result]]:
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: at the small
+    scale that the file has besides.
+
+    compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
+    """
+    outcome = execute(prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini))
+    complain(outcome)
+    return outcome.results

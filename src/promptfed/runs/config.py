@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .. import methods
@@ -346,7 +347,7 @@ def read(source: str | Path) -> Table:
             )
         return tomllib.loads(resources.files("promptfed.runs.presets").joinpath(f"{source}.toml").read_text())
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UserError(f'config file "{path}" cannot be read: {error.strerror}') from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -370,19 +371,16 @@ def preset_about(name: str) -> str:
 
 
 def dump(table: Mapping[str, Any]) -> str:
-    """TOML of plain values, tables and lists of them. A setting that is none is left out: TOML has no null."""
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
-    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += ["", f"[{key}]", *(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None)]
-    return "\n".join(lines).lstrip("\n") + "\n"
+    """TOML. A setting that is None is left out: TOML has no null."""
+    return tomli_w.dumps(_without_none(table))
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value)  # strings, numbers and booleans are written alike
+def _without_none(table: Mapping[str, Any]) -> Table:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def _plain(table: Table) -> Table:

@@ -186,42 +186,38 @@ def _numbers(score: Score, classes: Sequence[str]) -> dict[str, Any]:
 
 def draw(numbers: dict[str, Any], path: Path) -> Path:
     """Accuracy before and after, overall and of each class that the site has test images of."""
-    from ..report import style  # matplotlib is slow to import
+    import altair as alt  # slow to import
+
+    from ..report import marks, style
 
     stages = {"before": style.GREY, "after": style.BLUE}
-    names = list(numbers["before"]["classes"])
-    change = {
-        n: abs(numbers["after"]["classes"][n]["accuracy"] - numbers["before"]["classes"][n]["accuracy"]) for n in names
-    }
-    shown = [n for n in names if n in sorted(names, key=lambda n: -change[n])[:_SHOWN]]
-    figure = style.blank(3.6)
-    if not names:
-        figure.text(0.5, 0.45, "no test images: nothing to score", ha="center", fontsize=10, color=style.GREY)
-    else:
-        whole, each = figure.subplots(1, 2, sharey=True, width_ratios=[1, min(5.0, max(2.5, 0.45 * len(shown)))])
-        for i, (stage, colour) in enumerate(stages.items()):
-            percent = 100 * numbers[stage]["accuracy"]
-            whole.bar(i, percent, width=0.75, color=colour)
-            whole.text(i, percent + 1, f"{percent:.1f}", ha="center", fontsize=9)
-            heights = [100 * numbers[stage]["classes"][n]["accuracy"] for n in shown]
-            each.bar(np.arange(len(shown)) + 0.4 * i - 0.2, heights, width=0.38, color=colour, label=stage)
-        whole.set_xticks(range(2), list(stages))
-        counts = [numbers["before"]["classes"][n]["n"] for n in shown]
-        labels = [f"{n if len(n) <= 14 else n[:13] + '…'} ({count})" for n, count in zip(shown, counts, strict=True)]
-        tilted = sum(map(len, labels)) > 70
-        each.set_xticks(range(len(shown)), [style.plain(label) for label in labels], rotation=90 if tilted else 0)
-        each.margins(x=0.02)
-        style.dress(whole, y="test accuracy (%)")
-        some = f" with the largest change, of {len(names)}" if len(shown) < len(names) else ""
-        style.dress(each, x=f"classes{some} (test images)")
-        whole.set_ylim(0, 109)
-        whole.set_yticks(range(0, 101, 20))
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    rounds = numbers["rounds"]
-    style.title(
-        figure,
-        f"{numbers['site']} joins {numbers['run']} ({numbers['method']}) after round {rounds['run']}; "
-        f"training images: {numbers['n_train']}, rounds alone: {rounds['joined']}",
-        size=10,
+    before, after = (numbers[stage]["classes"] for stage in stages)
+    change = {name: abs(after[name]["accuracy"] - before[name]["accuracy"]) for name in before}
+    largest = sorted(before, key=lambda name: -change[name])[:_SHOWN]
+    shown = [name for name in before if name in largest]
+    labels = [f"{short} ({before[name]['n']})" for short, name in zip(style.short(shown, 14), shown, strict=True)]
+    y = alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(domain=[0, 100]))
+    colour = marks.by_colour(stages)
+    whole = [{"kind": stage, "value": 100 * numbers[stage]["accuracy"]} for stage in stages if shown]
+    total = marks.data(whole).encode(alt.X("kind:N", title=None, sort=list(stages), axis=alt.Axis(labelAngle=0)), y)
+    each = [
+        {"at": at, "kind": stage, "value": 100 * numbers[stage]["classes"][name]["accuracy"]}
+        for stage in stages
+        for at, name in enumerate(shown)
+    ]
+    some = f" with the largest change, of {len(before)}" if len(shown) < len(before) else ""
+    across = alt.X(title=f"classes{some} (test images)", **marks.places("at:O", labels, style.WIDTH - 60))
+    classes = (
+        marks.data(each)
+        .mark_bar()
+        .encode(across, y.title(None), colour, xOffset=alt.XOffset("kind:N", sort=list(stages)))
     )
-    return style.save(figure, path)
+    number = total.mark_text(dy=-7).encode(text=alt.Text("value:Q", format=".1f"))
+    totals = alt.layer(total.mark_bar().encode(colour), number).properties(width=110)
+    chart = alt.hconcat(totals, classes.properties(width=style.WIDTH - 60))
+    rounds = numbers["rounds"]
+    title = f"{numbers['site']} joins {numbers['run']} ({numbers['method']}) after round {rounds['run']}"
+    below = f"training images: {numbers['n_train']}, rounds alone: {rounds['joined']}"
+    return style.save(
+        style.titled(chart, title, below if shown else f"{below}; no test images: nothing to score"), path
+    )

@@ -1,0 +1,145 @@
+"""The commands that train: run and compare; watch follows them, partition shows their data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from . import interrupts, lazy
+from .common import Out, Words, console, interruptible, names, numbers, split
+
+if TYPE_CHECKING:
+    from .. import privacy
+    from ..runs import api, build, comparison, dryrun
+    from . import view
+else:
+    api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
+    privacy, view = map(lazy.Module, ("privacy", "cli.view"))
+
+Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="print the expected cost and stop; needs no data and no weights")
+]
+_CLIENTS = 20  # that the table of a partition lists
+
+
+def run(
+    words: Words = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train and evaluate one configuration."""
+    preset, given = split(words)
+    plan = api.prepare(preset, given, out=out, resume=resume, mini=mini)
+    config, folder = plan.config, plan.folder
+    if dry_run:
+        console.print(dryrun.table([(config.method.name, 1, config)]))
+        return
+    with (
+        interruptible(f"promptfed run --resume --out {folder}"),
+        view.Live(console, config.method.name, config.rounds, config.eval.every) as live,
+    ):
+        result = api.execute(plan, view=live)
+    console.print(view.outcome(result.numbers))
+    if "privacy" in result.numbers:
+        console.print(privacy.sentence(result.numbers["privacy"]), soft_wrap=True, highlight=False)
+    from ..report import draw_run  # slow to import, and not every command draws
+
+    pictures = ", ".join(picture.name for picture in draw_run(folder))
+    console.print(f"everything is in {folder}: result.json, {pictures}", soft_wrap=True)
+
+
+def compare(
+    words: Words = None,
+    methods: Annotated[
+        str, typer.Option("--methods", help="comma-separated; default: the file's [[compare.rows]]")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="comma-separated; default: the file's, or 0")] = "",
+    only: Annotated[str, typer.Option("--only", help="only rows whose label contains this")] = "",
+    out: Out = None,
+    mini: Mini = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Run several methods and seeds on the same partition; the same command again continues with what is not done."""
+    preset, given = split(words)
+    plan = comparison.prepare(
+        preset,
+        given,
+        methods=names(methods),
+        seeds=numbers("--seeds", seeds),
+        out=out or _folder(preset, mini),
+        mini=mini,
+        only=only,
+    )
+    jobs = [job for job in plan.jobs if plan.chosen(job)]
+    if dry_run:
+        each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
+        console.print(dryrun.table(each))
+        return
+
+    def live(number: int, job: comparison.Job) -> view.Live:
+        label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
+        return view.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
+
+    with interruptible(" ".join(["promptfed compare", *sys.argv[2:]])):
+        outcome = comparison.execute(plan, live)
+    if outcome.table:
+        from ..report import draw_comparison  # slow to import, and not every command draws
+
+        console.print(view.comparison(outcome.table))
+        pictures = ", ".join(picture.name for picture in draw_comparison(plan.folder, outcome.results, plan.layout))
+        console.print(f"tables and pictures in {plan.folder}: {pictures}", soft_wrap=True)
+    comparison.complain(outcome)
+
+
+def _folder(preset: str | None, mini: bool) -> Path:
+    """runs/pfedpg-table4 of experiments/pfedpg/table4.toml"""
+    name = "comparison"
+    if preset:
+        name = "-".join(part for part in (Path(preset).parent.name, Path(preset).stem) if part)
+    return Path("runs") / (f"{name}-mini" if mini else name)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run or of a comparison")],
+) -> None:
+    """Follow a run or a comparison of another process until it ends."""
+    with interrupts.at_once():
+        from ..runs.watch import watch as follow
+    try:
+        follow(folder, console)
+    except KeyboardInterrupt:  # the run itself goes on
+        raise typer.Exit(interrupts.CODE) from None
+
+
+def partition(
+    words: Words = None,
+    out: Annotated[Path, typer.Option("--out", help="the picture to write")] = Path("partition.png"),
+    save: Annotated[Path | None, typer.Option("--save", help="also write the split, for partition.file")] = None,
+) -> None:
+    """Draw how the data would be split over clients, without training."""
+    preset, given = split(words)
+    config = api.prepare(preset, given).config
+    from ..report import draw_partition, style  # slow to import
+
+    style.check(out)
+    federation = build.split(config)
+    draw_partition(federation, out)
+    if save:
+        federation.save(save)
+    table = Table(title=f"{federation.dataset.name}: {len(federation.sites)} clients", title_justify="left")
+    for header in ("client", "train", "validation", "test", "classes"):
+        table.add_column(header, justify="right" if header != "client" else "left")
+    counts = federation.label_counts()
+    for site, row in list(zip(federation.sites, counts, strict=True))[:_CLIENTS]:
+        table.add_row(site.name, str(len(site.train)), str(len(site.val)), str(len(site.test)), str((row > 0).sum()))
+    if len(federation.sites) > _CLIENTS:
+        table.caption = f"and {len(federation.sites) - _CLIENTS} more"
+    console.print(table)
+    console.print(f"picture: {out}", soft_wrap=True)
