@@ -83,11 +83,8 @@ def _empty(files: list[Path], inside: list[Path], depth: int) -> list[Path]:
 def _warn_of_empty(path: Path, empty: list[Path]) -> None:
     if empty:
         names = ", ".join(f'"{inner}"' for inner in empty[:_NAMED]) + (", ..." if len(empty) > _NAMED else "")
-        what = (
-            "a folder without images, which is"
-            if len(empty) == 1
-            else f"{len(empty)} folders without images, which are"
-        )
+        one = len(empty) == 1
+        what = "a folder without images, which is" if one else f"{len(empty)} folders without images, which are"
         warnings.warn(f'dataset.name = "{path}" has {what} left out: {names}', stacklevel=3)
 
 

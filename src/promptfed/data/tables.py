@@ -146,9 +146,7 @@ def _source(parts: dict[str, Any], name: str, image: str | None, label: str | No
     pooled = datasets.concatenate_datasets(
         [part.select_columns(_some(image, label, domain)) for part in labelled.values()]
     )
-    pooled = pooled.cast_column(
-        image, datasets.Image(decode=False)
-    )  # decoded here, so that corrupt images can be skipped
+    pooled = pooled.cast_column(image, datasets.Image(decode=False))  # decoded later, to skip corrupt images
     classes, labels = _names(pooled, label)
     domains, where = _names(pooled, domain) if domain else ((), None)
     cells = pooled.data.column(image)  # arrow: indexed ten times faster than the dataset
@@ -186,9 +184,8 @@ def _preferred(columns: list[str]) -> list[str]:
 def _plain(features: Any) -> list[str]:
     """A label column without class names: integers or words under one of the usual names."""
     kinds = {c: str(getattr(f, "dtype", "")) for c, f in features.items()}
-    return [c for c in LABEL_NAMES if kinds.get(c, "").startswith(("int", "uint", "string", "large_string", "bool"))][
-        :1
-    ]
+    usable = ("int", "uint", "string", "large_string", "bool")
+    return [c for c in LABEL_NAMES if kinds.get(c, "").startswith(usable)][:1]
 
 
 def _column(role: str, given: str | None, features: Any, candidates: list[str], name: str) -> str:

@@ -28,7 +28,7 @@ class Sentences:
         """From the token ids of each class, start and end token included, and the positions of its context vectors."""
         slots = slots or [() for _ in rows]
         ends = [len(row) - 1 for row in rows]
-        # Slots are told apart from tokens, and from each other, by negative numbers.
+        # Negative numbers mark slots, each its own.
         marked = [
             [-1 - places.index(i) if i in places else token for i, token in enumerate(row)]
             for row, places in zip(rows, slots, strict=True)
