@@ -40,12 +40,12 @@ def test_variant(name, settings):
 
 @pytest.mark.parametrize("name", ["pfedpt-tokens", "fedvpt", "fedper+vpt-d"])
 def test_transformer(name):
-    check_method(name, backbone="vit-tiny")
+    check_method(name, backbone="vit-tiny", epochs=1)
 
 
 @pytest.mark.parametrize("name", ["fedvpt", "fedavg+vpt+pt", "fedavg+vpt+st"])
 def test_transformer_with_prompts_in_its_last_layers(name):
-    check_method(name, backbone="vit-tiny", layers=(6, 7), mode="stay", tokens=2)
+    check_method(name, backbone="vit-tiny", layers=(6, 7), mode="stay", tokens=2, epochs=1)
 
 
 def test_a_method_that_a_run_would_refuse_does_not_conform(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_label_counts(make: Make) -> None:
     [
         (lambda t: t["clients"][0]["train"].append(400), r"index outside 0\.\.399"),
         (lambda t: t["clients"][0]["train"].append(-1), r"index outside 0\.\.399"),
-        (lambda t: t["clients"][0]["train"].append(t["clients"][1]["test"][0]), "deals some images out twice"),
+        (lambda t: t["clients"][0]["train"].append(t["clients"][1]["test"][0]), "assigns some images twice"),
         (lambda t: t["clients"][0]["train"].append(1.5), "is malformed"),
         (lambda t: t["clients"][0].pop("val"), "is malformed"),
         (lambda t: t.pop("about"), "is malformed"),

@@ -54,7 +54,7 @@ def test_idx_folder(tmp_path: Path, prefix: str, zipped: bool) -> None:
 def test_broken_idx_is_told(tmp_path: Path) -> None:
     write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((3, 4, 4)), False)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08")
-    with pytest.raises(UserError, match=r"train-labels-idx1-ubyte is not a whole idx file"):
+    with pytest.raises(UserError, match=r"train-labels-idx1-ubyte is not a complete idx file"):
         load(DatasetConfig(name=str(tmp_path)))
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(UserError, match=r"lacks the label file train-labels-idx1-ubyte"):
@@ -194,7 +194,7 @@ def test_columns_are_found_by_type_or_asked_for(tmp_path: Path) -> None:
         load(DatasetConfig(name=name, label_column="fin"))
     assert load(DatasetConfig(name=name, label_column="coarse")).labels.tolist() == [1, 0]
     table(2, words=(["x", "y"], hf.Value("string"))).to_parquet(tmp_path / "none.parquet")
-    with pytest.raises(UserError, match=r"none of its columns .* is plainly a label"):
+    with pytest.raises(UserError, match=r"none of its columns .* is clearly a label"):
         load(DatasetConfig(name=str(tmp_path / "none.parquet")))
 
 

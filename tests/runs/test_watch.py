@@ -15,7 +15,7 @@ from rich.console import Console
 from test_progress import line
 
 from limits import HANG
-from promptfed import UserError
+from promptfed import UserError, files
 from promptfed.runs import config as C
 from promptfed.runs.record import Folder, at_work
 from promptfed.runs.watch import Followed, watch
@@ -129,15 +129,14 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
             watch(path, Console(file=io.StringIO()))
 
 
-def test_looking_keeps_nobody_out_of_a_folder(tmp_path: Path) -> None:
-    """As at_work() does, for an instant."""
+def test_looking_keeps_nobody_out_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at_work() does, for an instant: here until the first wait."""
     folder(tmp_path)
     looking = (tmp_path / ".lock").open("w")
     fcntl.flock(looking, fcntl.LOCK_SH)
-    timer = threading.Timer(0.01, looking.close)
-    timer.start()
+    monkeypatch.setattr(files.time, "sleep", lambda _: looking.close())
     Folder(tmp_path).close()
-    timer.join()
+    assert looking.closed
 
 
 def test_ctrl_c_ends_it_quietly_and_leaves_the_run_alone(tmp_path: Path) -> None:

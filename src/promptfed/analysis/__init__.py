@@ -10,12 +10,12 @@ from ..errors import UserError, unknown
 from .base import Analysis, Found, Options
 
 ANALYSES: dict[str, Analysis] = {
-    "attention": Analysis("what the last layer looks at, with and without the prompt", "run", "attention.attention"),
+    "attention": Analysis("what the last layer attends to, with and without the prompt", "run", "attention.attention"),
     "colours-tsne": Analysis("features of pure colours under each client's prompt", "run", "colours.embedded"),
-    "colours-labels": Analysis("classes seen in pure colours against a client's own", "run", "colours.predicted"),
+    "colours-labels": Analysis("classes predicted on pure colours against a client's own", "run", "colours.predicted"),
     "drift": Analysis("how far parameters move in each round", "run", "recorded.drift"),
-    "leakage": Analysis("label distributions that uploads give away", "run", "leakage.leakage"),
-    "groups": Analysis("what SGPT's groups hold, and how firmly", "run", "groups.groups"),
+    "leakage": Analysis("label distributions that uploads reveal", "run", "leakage.leakage"),
+    "groups": Analysis("what SGPT's groups hold, and how stable they are", "run", "groups.groups"),
     "selection": Analysis("how steadily clients select SGPT's groups over rounds", "run", "selection.selection"),
     "helps": Analysis("DP2FL's weights of others in each client's data prompt", "run", "helps.helps"),
     "clients": Analysis("each client's accuracy, at all stages", "run", "recorded.clients"),
@@ -38,7 +38,7 @@ def make(
 
     Without names all that apply; a named one that does not apply is an error.
     """
-    from .opened import Comparison, Opened  # with what draws, which is slow to import
+    from .opened import Comparison, Opened  # slow to import
 
     folder = Path(folder)
     kind = "comparison" if is_comparison(folder) else "run"

@@ -1,4 +1,4 @@
-"""Datasets, and how they are dealt out to clients."""
+"""Datasets, and how they are split among clients."""
 
 from .catalogue import CATALOGUE, Entry
 from .datasets import Dataset, DatasetConfig, load

@@ -1,4 +1,4 @@
-"""Decoded datasets on disk: one folder each, written once, memory-mapped ever after.
+"""Decoded datasets on disk: one folder each, written once, memory-mapped from then on.
 
 images.bin   uint8 pixels, C order, (N, C, H, W)
 *.npy        labels, and domain, site, split where the source has them
@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import UserError
 
 FORMAT = 1  # part of every key: raise it when the pixels of an unchanged source would come out differently
-_ABANDONED = 2 * 24 * 3600  # seconds after which the temporary folder of a killed process is swept away
+_ABANDONED = 2 * 24 * 3600  # seconds after which the temporary folder of a killed process is deleted
 
 
 def root() -> Path:
@@ -28,7 +28,7 @@ def root() -> Path:
 
 
 def key(**parts: Any) -> str:
-    """A name for the entry that holds exactly these settings of this source."""
+    """The name of the entry for exactly these settings of this source."""
     text = json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:20]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 Channels = tuple[float, ...]
 
 _HALF: Channels = (0.5, 0.5, 0.5)
-_PHOTO_MEAN: Channels = (0.485, 0.456, 0.406)  # ImageNet's, the habit for photos
+_PHOTO_MEAN: Channels = (0.485, 0.456, 0.406)  # ImageNet's, usual for photos
 _PHOTO_STD: Channels = (0.229, 0.224, 0.225)
 
 _LAY_OUT = "and pass dataset.name=PATH dataset.size=224 with PATH laid out"
@@ -13,13 +13,13 @@ _LAY_OUT = "and pass dataset.name=PATH dataset.size=224 with PATH laid out"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One dataset: a hub id, a folder a package manager installs, or files a person fetches by hand."""
+    """One dataset: a hub id, a folder a package manager installs, or files to fetch by hand."""
 
     title: str
     classes: int
     size: int  # images become size x size
-    images: int | None = None  # of all splits that are pooled, where it is known
-    domains: int = 0  # or sites; 0: it has none
+    images: int | None = None  # in all pooled splits, where known
+    domains: int = 0  # or sites; 0: none
     mean: Channels = _PHOTO_MEAN
     std: Channels = _PHOTO_STD
     hub: str | None = None
@@ -49,7 +49,7 @@ CATALOGUE: dict[str, Entry] = {
         images=1_797,
         mean=_HALF,
         std=_HALF,
-        notes="comes with scikit-learn: 1,797 grey images of 8 x 8, no download",
+        notes="comes with scikit-learn: 1,797 grey images of 8 x 8 pixels, no download",
     ),
     "mnist": Entry(
         title="MNIST",
@@ -251,7 +251,7 @@ CATALOGUE: dict[str, Entry] = {
         domains=5,
         manual="save the images of the five datasets, "
         + _LAY_OUT
-        + " domain/class/*.png with fifty different names of classes",
+        + " domain/class/*.png with fifty different class names",
     ),
     "shapes": Entry(
         title="Drawn shapes in eight styles",
@@ -261,6 +261,6 @@ CATALOGUE: dict[str, Entry] = {
         domains=8,
         mean=_HALF,
         std=_HALF,
-        notes="made in seconds: 9,600 pictures, the styles are domains; clip-mini was trained on five of them",
+        notes="drawn in seconds: 9,600 images, the styles are domains; clip-mini was trained on five of them",
     ),
 }

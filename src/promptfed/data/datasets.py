@@ -22,7 +22,7 @@ from .sources import Labels, Located, Source
 
 _TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
 _CHUNK = 256  # images decoded between two writes
-_SLOW = 0.001  # seconds an image has to take for threads to be faster
+_SLOW = 0.001  # seconds per image above which threads are faster
 _ARRAYS = ("labels", "domain", "site", "split")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -44,7 +44,7 @@ class Dataset:
     split: np.ndarray | None = None  # int8 (N,), 0 train 1 val 2 test, where the source fixes it for every site
     fingerprint: str  # of pixels, labels and classes
     path: Path
-    skipped: tuple[str, ...] = ()  # corrupt images that were left out
+    skipped: tuple[str, ...] = ()  # corrupt images that were skipped
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -148,13 +148,13 @@ class DatasetConfig(BaseModel):
     image_column: str | None = Field(None, description="Column of a hub or parquet dataset; none: found by its type.")
     label_column: str | None = Field(None, description="Column of a hub or parquet dataset; none: found by its type.")
     domain_column: str | None = Field(
-        None, description="Column that tells the domain of an image; none: the one called domain, if there is one."
+        None, description="Column with the domain of each image; none: the one called domain, if there is one."
     )
     mean: tuple[float, ...] | None = Field(
-        None, description="Normalisation, one value a channel for pixels in 0..1; none: the catalogue's, or computed."
+        None, description="Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
     )
     std: tuple[float, ...] | None = Field(
-        None, description="Normalisation, one value a channel for pixels in 0..1; none: the catalogue's, or computed."
+        None, description="Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
     )
 
 
@@ -254,7 +254,7 @@ def _decoded(
         try:
             with source.image(i) as image:
                 return pixels(image, channels, resize)
-        except Exception:  # decoders raise anything at all on broken bytes
+        except Exception:  # decoders raise arbitrary exceptions on corrupt files
             return None
 
     with ThreadPoolExecutor() as pool:
@@ -269,7 +269,7 @@ def _decoded(
                     skipped.append(i)
                     if len(skipped) > _TOLERATED * count:
                         names = [source.name(j) for j in skipped]
-                        raise UserError(f"{_corrupt(name, names)}; at most 1 % of {count} may be")
+                        raise UserError(f"{_corrupt(name, names)}; at most 1 % of {count} images may be corrupt")
                     continue
                 shape = shape or one.shape
                 if one.shape != shape:
@@ -291,12 +291,12 @@ def _corrupt(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Streamed:
-    """What is known once all pixels have gone by."""
+    """What is known once all pixels are written."""
 
     shape: tuple[int, ...]  # (N, C, H, W)
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    digest: Any  # sha256 of the pixels, open for more
+    digest: Any  # sha256 of the pixels, to be continued
 
 
 def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Streamed:
@@ -371,7 +371,7 @@ def _per_channel(setting: str, values: tuple[float, ...] | None, channels: int) 
 
 
 def _check(images: np.ndarray, known: Labels) -> None:
-    """Arrays from a caller: anything wrong is told before it is written."""
+    """Refuse inconsistent arrays before anything is written."""
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
         raise UserError(f"images must be uint8 (N, C, H, W) with C = 1 or 3, got {images.dtype} {images.shape}")
     n = len(images)

@@ -1,4 +1,4 @@
-"""Who holds which images."""
+"""Which client holds which images."""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A dataset dealt out to clients."""
+    """A dataset split among clients."""
 
     dataset: Dataset
     sites: tuple[Site, ...]
@@ -62,7 +62,7 @@ class Federation:
         clients = [
             {"name": site.name, **{split: getattr(site, split).tolist() for split in _SPLITS}} for site in self.sites
         ]
-        # one client a line: readable, and a difference between two files shows who changed
+        # one client per line: readable, and a diff shows which client changed
         lines = ",\n".join(json.dumps(client, separators=(",", ":")) for client in clients)
         text = f'{json.dumps(head)[:-1]}, "clients": [\n{lines}\n]}}\n'
         path = Path(path)
@@ -71,7 +71,7 @@ class Federation:
 
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> "Federation":
-        """Read a saved partition of this very dataset."""
+        """Read a saved partition of this dataset."""
         try:
             text = json.loads(Path(path).read_text())
             its = dict(text["dataset"])
@@ -94,11 +94,11 @@ class Federation:
         if len(every) and (every.min() < 0 or every.max() >= len(dataset)):
             raise UserError(f"partition file {path} holds an index outside 0..{len(dataset) - 1}")
         if len(np.unique(every)) != len(every):
-            raise UserError(f"partition file {path} deals some images out twice")
+            raise UserError(f"partition file {path} assigns some images twice")
         return cls(dataset, sites, about)
 
 
 def _indices(values: Any) -> np.ndarray:
     if not isinstance(values, list) or not all(type(v) is int for v in values):
-        raise ValueError("an index list that holds something other than integers")
+        raise ValueError("an index list must hold integers only")
     return np.sort(np.array(values, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Image folders, told apart by their layout.
+"""Image folders; their layout is recognised.
 
 class/*.jpg                        split/class/*.jpg with splits named train, val, test
 domain/class/*.jpg                 client/{train,val,test}/class/*.jpg
@@ -15,23 +15,23 @@ from ..errors import UserError
 from .sources import IMAGE_SUFFIXES, SPLIT_NAMES, SPLITS, Located, Source, identify
 
 _LAYOUTS = "class/*.jpg, split/class/*.jpg, domain/class/*.jpg or client/{train,test}/class/*.jpg"
-_TOLD = 5  # folders that fit a sentence
+_NAMED = 5  # folders that a warning lists
 
 
 def folder(path: Path, splits: tuple[str, ...]) -> Located:
-    """Every image below `path`, labelled by the folders it lies in."""
+    """Every image below `path`, labelled by the names of its folders."""
     files, inside = _walk(path)
     depths = {len(file.parts) for file in files}
     if len(depths) != 1 or not depths <= {2, 3, 4}:
         found = "no images" if not files else "images at mixed or unknown depths" if len(files) > 1 else "one image"
         raise UserError(f'dataset.name = "{path}" holds {found}; allowed layouts: {_LAYOUTS}')
     depth = depths.pop()
-    _tell_empty(path, _empty(files, inside, depth))
+    _warn_of_empty(path, _empty(files, inside, depth))
     top = [file.parts[0] for file in files]
     by_split = depth == 3 and all(name.lower() in SPLITS for name in top)
     by_site = depth == 4
     if by_site and any(file.parts[1].lower() not in SPLITS for file in files):
-        raise UserError(f'dataset.name = "{path}" is nested too deep; allowed layouts: {_LAYOUTS}')
+        raise UserError(f'dataset.name = "{path}" is nested too deeply; allowed layouts: {_LAYOUTS}')
     if by_split or by_site:
         level = 0 if by_split else 1
         kept = [f for f in files if not splits or SPLIT_NAMES[SPLITS[f.parts[level].lower()]] in splits]
@@ -73,21 +73,18 @@ def _walk(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _empty(files: list[Path], inside: list[Path], depth: int) -> list[Path]:
-    """Folders of sites, domains, splits and classes of which there is no image at all."""
+    """Folders of sites, domains, splits and classes that hold no image."""
     tops, classes = {file.parts[0] for file in files}, {file.parts[-2] for file in files}
     found = [inner for inner in inside if len(inner.parts) == 1 and inner.name not in tops]
     deep = [inner for inner in inside if len(inner.parts) == depth - 1 > 1 and inner.parts[0] in tops]
     return found + [inner for inner in deep if inner.name not in classes]
 
 
-def _tell_empty(path: Path, empty: list[Path]) -> None:
+def _warn_of_empty(path: Path, empty: list[Path]) -> None:
     if empty:
-        names = ", ".join(f'"{inner}"' for inner in empty[:_TOLD]) + (", ..." if len(empty) > _TOLD else "")
-        what = (
-            "a folder without images, which is"
-            if len(empty) == 1
-            else f"{len(empty)} folders without images, which are"
-        )
+        names = ", ".join(f'"{inner}"' for inner in empty[:_NAMED]) + (", ..." if len(empty) > _NAMED else "")
+        one = len(empty) == 1
+        what = "a folder without images, which is" if one else f"{len(empty)} folders without images, which are"
         warnings.warn(f'dataset.name = "{path}" has {what} left out: {names}', stacklevel=3)
 
 

@@ -50,7 +50,7 @@ def pixels(image: Image.Image, channels: int, resize: Resize | None) -> Pixels:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Deep grey images scaled to 0..255 (PIL's own conversion clips them), transparent ones laid on white."""
+    """Deep grey images scaled to 0..255 (PIL's own conversion clips them), transparent ones composited on white."""
     if image.mode.startswith("I"):  # 16 bits in a 16- or 32-bit mode
         return Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
     if image.mode == "F":

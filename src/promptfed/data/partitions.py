@@ -1,4 +1,4 @@
-"""Ways to deal a dataset out to clients."""
+"""Ways to split a dataset among clients."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
 
 class Partition(BaseModel):
-    """The [partition] section. A subclass says with `assign` who gets which samples."""
+    """The [partition] section. Subclasses implement `assign`: which client gets which samples."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: ClassVar[str] = "custom"
@@ -31,7 +31,7 @@ class Partition(BaseModel):
     split: tuple[float, float, float] = Field(
         (0.7, 0.1, 0.2), description="Shares of train, validation and test in every client's own data; they sum to 1."
     )
-    min_samples: int = Field(1, ge=1, description="The least number of samples a client may get.")
+    min_samples: int = Field(1, ge=1, description="Minimum number of samples per client.")
 
     @field_validator("split")
     @classmethod
@@ -67,7 +67,7 @@ class Partition(BaseModel):
 
 
 class Iid(Partition):
-    """Samples are shuffled and dealt out evenly: every client sees the same distribution."""
+    """Samples are shuffled and split evenly: all clients have the same distribution."""
 
     kind: ClassVar[str] = "iid"
 
@@ -83,9 +83,9 @@ class Dirichlet(Partition):
     kind: ClassVar[str] = "dirichlet"
 
     alpha: float = Field(
-        0.3, gt=0, allow_inf_nan=False, description="Concentration: small means few classes a client, large means iid."
+        0.3, gt=0, allow_inf_nan=False, description="Concentration: small: few classes per client, large: nearly iid."
     )
-    min_samples: int = Field(10, ge=1, description="The least number of samples a client may get; drawn anew until so.")
+    min_samples: int = Field(10, ge=1, description="Minimum number of samples per client; redrawn until it is reached.")
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         owner = np.empty(len(dataset), dtype=np.int64)
@@ -106,7 +106,7 @@ class Pathological(Partition):
 
     kind: ClassVar[str] = "pathological"
 
-    classes_per_client: int = Field(2, ge=1, description="How many classes every client holds.")
+    classes_per_client: int = Field(2, ge=1, description="Number of classes per client.")
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         present = np.unique(dataset.labels)
@@ -119,7 +119,7 @@ class Pathological(Partition):
 
 
 class Disjoint(Partition):
-    """Label skew: the classes are dealt out, each belongs to one client only."""
+    """Label skew: each class belongs to one client only."""
 
     kind: ClassVar[str] = "disjoint"
 
@@ -127,7 +127,8 @@ class Disjoint(Partition):
         present = np.unique(dataset.labels)
         if self.clients > len(present):
             raise UserError(
-                f"partition.clients = {self.clients} is more than the {len(present)} classes, each of which goes to one"
+                f"partition.clients = {self.clients} is more than the {len(present)} classes, "
+                "each of which goes to one client"
             )
         hands = np.array_split(rng.permutation(present), self.clients)
         return _shards(dataset, [hand.tolist() for hand in hands], rng)
@@ -138,7 +139,7 @@ class Domain(Partition):
 
     kind: ClassVar[str] = "domain"
 
-    clients: int = Field(0, ge=0, description="Number of clients, spread evenly over the domains; 0: one a domain.")
+    clients: int = Field(0, ge=0, description="Number of clients, spread evenly over the domains; 0: one per domain.")
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         parts: list[np.ndarray] = []
@@ -166,15 +167,15 @@ class Domain(Partition):
 
 
 class FewShot(Partition):
-    """Few-shot learning with label skew: classes are shuffled and dealt out, a few training samples of each.
+    """Few-shot learning with label skew: each client gets some of the classes, with a few training samples per class.
 
-    More clients than classes share classes, on disjoint samples. Validation gets as many samples a class as training
-    but at most 4, and test the rest; `split` and `min_samples` are not used.
+    If there are more clients than classes, clients share classes but no samples. Validation has as many samples per
+    class as training, at most 4, and test the rest; `split` and `min_samples` are not used.
     """
 
     kind: ClassVar[str] = "few-shot"
 
-    shots: int = Field(16, ge=1, description="Training samples of each class a client holds.")
+    shots: int = Field(16, ge=1, description="Training samples per class of a client.")
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         present = rng.permutation(np.unique(dataset.labels))
@@ -204,9 +205,9 @@ class FewShot(Partition):
 
 
 class Dominant(Partition):
-    """Few-shot learning where each client misses some classes and has one in plenty (DP2FL).
+    """Few-shot learning where each client lacks some classes and has one dominant class (DP2FL).
 
-    A client's training data start from `shots` samples a class; it loses the share `drop` of the classes, keeps the
+    A client's training data start from `shots` samples per class; it loses the share `drop` of the classes, keeps the
     share `keep` of the samples of the others, and gets the share `add` back for one class, the dominant one. Validation
     is a quarter of that, test all that is left, both in the client's own proportions; `split` and `min_samples` are
     not used.
@@ -214,10 +215,10 @@ class Dominant(Partition):
 
     kind: ClassVar[str] = "dominant"
 
-    shots: int = Field(16, ge=1, description="Samples of each class in a client's pool.")
-    drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes a client does not have.")
-    keep: float = Field(0.25, gt=0, le=1, description="Share of the pool a client keeps of the classes it has.")
-    add: float = Field(0.75, ge=0, le=1, description="Share of the pool it gets on top of its dominant class.")
+    shots: int = Field(16, ge=1, description="Samples per class in a client's pool.")
+    drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes that a client lacks.")
+    keep: float = Field(0.25, gt=0, le=1, description="Share of the pool that a client keeps of its other classes.")
+    add: float = Field(0.75, ge=0, le=1, description="Additional share of the pool for its dominant class.")
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         return [np.concatenate(share) for share in self.shares(dataset, rng)]
@@ -249,7 +250,7 @@ class Dominant(Partition):
 
 
 class Sites(Partition):
-    """The clients of the dataset's own folder, with its train, validation and test where it has them."""
+    """Clients as the dataset's folder defines them, with its train, validation and test data where it has them."""
 
     kind: ClassVar[str] = "sites"
 
@@ -284,19 +285,12 @@ class Sites(Partition):
 
 
 PARTITIONS: dict[str, type[Partition]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "pathological": Pathological,
-    "disjoint": Disjoint,
-    "domain": Domain,
-    "few-shot": FewShot,
-    "dominant": Dominant,
-    "sites": Sites,
+    kind.kind: kind for kind in (Iid, Dirichlet, Pathological, Disjoint, Domain, FewShot, Dominant, Sites)
 }
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int) -> Federation:
-    """Deal a dataset out; the same seed gives the same clients on every machine."""
+    """Split a dataset; the same seed gives the same clients on every machine."""
     rng = np.random.default_rng([seed, _STREAM])
     shares = partition.shares(dataset, rng)
     names = partition.names(dataset, len(shares))
@@ -309,7 +303,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int) -> Federation:
 
 
 def by_owner(owner: np.ndarray, count: int) -> list[np.ndarray]:
-    """Index lists of `count` owners from the owner of each index; negative: nobody's."""
+    """Index lists of `count` owners from the owner of each index; negative: no owner."""
     order = np.argsort(owner, kind="stable")
     sizes = np.bincount(owner[owner >= 0], minlength=count)
     return np.split(order[len(owner) - sizes.sum() :], np.cumsum(sizes)[:-1])
@@ -333,7 +327,7 @@ def _hands(classes: np.ndarray, clients: int, size: int, rng: np.random.Generato
 
 
 def _shards(dataset: Dataset, hands: list[list[int]], rng: np.random.Generator) -> list[np.ndarray]:
-    """Every class is shared out evenly among the clients that hold it; `hands` are the classes of each client."""
+    """Every class is split evenly among the clients that hold it; `hands` are the classes of each client."""
     holders: dict[int, list[int]] = {}
     for client, hand in enumerate(hands):
         for label in hand:
@@ -362,7 +356,7 @@ def _rank(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _serve(
     dataset: Dataset, train: np.ndarray, val: np.ndarray, test: np.ndarray, rng: np.random.Generator
 ) -> list[Share]:
-    """Hand out disjoint samples in the given numbers, each (clients, classes)."""
+    """Draw disjoint samples in the given numbers, each (clients, classes)."""
     clients = len(train)
     demand = np.stack([train, val, test], 1).reshape(clients * 3, -1)  # (3 clients, classes)
     owner = np.full(len(dataset), -1, dtype=np.int64)
@@ -399,7 +393,7 @@ def stratified(
     test = np.minimum(_quota(size, holder, split[2]), size - 1)
     val = np.minimum(val, size - 1 - test)
 
-    if split[2] > 0:  # a client with at least 3 samples gets something to be tested on
+    if split[2] > 0:  # a client with at least 3 samples gets test data
         tested = np.bincount(holder, test, minlength=clients)
         largest = np.lexsort((np.arange(len(size)), -size, holder))  # groups of a client, largest first
         first = largest[np.r_[True, holder[largest][1:] != holder[largest][:-1]]] if len(largest) else largest

@@ -1,8 +1,8 @@
 """`shapes`: small drawn pictures with captions, made from a seed.
 
-One shape a picture, in a colour, texture, size, place and angle, drawn in one of several styles; the label is the shape
-and the domain is the style. The same seed gives the same bytes on every machine: positions, pixels and noise come from
-elementwise arithmetic that IEEE 754 rounds alike everywhere, never from sums, matrix products or libm.
+One shape per picture, in a colour, texture, size, place and angle, drawn in one of several styles. The label is the
+shape, the domain is the style. The same seed gives the same bytes on every machine: positions, pixels and noise come
+from elementwise arithmetic that IEEE 754 rounds the same everywhere, never from sums, matrix products or libm.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-SIZE = 32  # pixels a side
+SIZE = 32  # pixels per side
 COUNT = 9600  # pictures of the dataset: 75 of each shape in each style
 VERSION = 1  # raise it when the same seed draws other pictures
 
@@ -45,7 +45,7 @@ _RGB = np.array(
 _RADII = np.array([(5.2, 6.5), (7.0, 9.0), (9.5, 12.0)])  # pixels, by size
 _TILT = 25.0  # degrees to either side
 _CHUNK = 256  # pictures drawn at once: their layers fit into a CPU's cache
-_STROKES = 2  # distractor strokes a picture
+_STROKES = 2  # distractor strokes per picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ def _neon(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
 def _sketch(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
     paper = np.float32(0.93) + _uniform(rng, -0.05, 0.05, len(layers.ink), 1, SIZE, SIZE)
     pencil = np.float32(0.35) * layers.ink + np.float32(0.12)
-    second = (np.float32(0.9) - np.abs(layers.distance + np.float32(1.6))).clip(0, 1)  # drawn twice, not quite alike
+    second = (np.float32(0.9) - np.abs(layers.distance + np.float32(1.6))).clip(0, 1)  # drawn twice, slightly shifted
     rough = _uniform(rng, 0.45, 1.0, *layers.distance.shape)
     cover = np.maximum(np.float32(0.55) * layers.hatching * _inside(layers), np.float32(0.5) * second)
     cover = np.maximum(cover, np.maximum(_line(layers, 0.9), np.float32(0.6) * layers.clutter))
@@ -313,7 +313,7 @@ _PAINTERS: dict[str, Callable[[_Layers, np.random.Generator], np.ndarray]] = {
     "stippled": _stippled,
 }
 
-_CELLS = 256  # of a shape's table, a side
+_CELLS = 256  # per side of a shape's table
 _REACH = 1.6  # the table covers -1.6..1.6; a shape lies within the unit circle
 
 

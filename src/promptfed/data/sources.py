@@ -1,4 +1,4 @@
-"""What a dataset is before it is decoded, and the sources that need no download: digits, drawn shapes and idx."""
+"""Datasets before they are decoded, and the sources that need no download: digits, drawn shapes and idx."""
 
 import gzip
 import re
@@ -67,7 +67,7 @@ class Source(Labels):
         return replace(self, labels=labels, classes=classes).take(np.flatnonzero(labels >= 0))
 
     def rename(self, names: tuple[str, ...]) -> "Source":
-        """Class names instead of mere numbers; a source that has names of its own keeps them."""
+        """Class names instead of numbers; a source that has names keeps them."""
         bare = all(name.isdigit() for name in self.classes) and len(names) == len(self.classes)
         return replace(self, classes=names) if bare else self
 
@@ -94,7 +94,7 @@ class Located:
 
 
 def identify(folder: Path, files: list[Path]) -> str:
-    """A hash of the files' places, sizes and times."""
+    """A hash of the files' paths, sizes and times."""
     digest = sha256(str(folder.resolve()).encode())
     for file in files:
         stat = file.stat()
@@ -103,7 +103,7 @@ def identify(folder: Path, files: list[Path]) -> str:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What a folder holds, hidden files left out, in an order that no file system changes."""
+    """What a folder holds, hidden files left out, in an order that does not depend on the file system."""
     return sorted((p for p in folder.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
 
 
@@ -141,12 +141,12 @@ def idx_files(folder: Path) -> list[re.Match[str]]:
 
 
 def idx(folder: Path, splits: tuple[str, ...]) -> Located:
-    """MNIST-style idx files, plain or gzipped; the classes are called by their numbers."""
+    """MNIST-style idx files, plain or gzipped; the classes are named by their numbers."""
     matches = idx_files(folder)
     prefixes = sorted({m["prefix"] for m in matches})
     if len(prefixes) > 1:
         raise UserError(
-            f'dataset.name = "{folder}" holds several idx datasets ({", ".join(prefixes)}); keep one a folder'
+            f'dataset.name = "{folder}" holds several idx datasets ({", ".join(prefixes)}); keep one per folder'
         )
     chosen = [m for m in matches if not splits or _split_of(m["split"]) in splits]
     if not chosen:
@@ -187,7 +187,7 @@ def _read_idx(file: Path, dimensions: int) -> np.ndarray:
             raise ValueError
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
     except (OSError, EOFError, ValueError, struct.error) as error:
-        raise UserError(f"{file} is not a whole idx file of {dimensions}-dimensional bytes") from error
+        raise UserError(f"{file} is not a complete idx file of {dimensions}-dimensional bytes") from error
 
 
 def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], word: str) -> Source:

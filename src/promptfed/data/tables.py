@@ -34,7 +34,7 @@ def of_hub(
     label: str | None = None,
     domain: str | None = None,
 ) -> Located:
-    """A dataset of the hub at its newest revision, or, without a connection, the one downloaded before."""
+    """A dataset of the hub at its newest revision, or, without a connection, as downloaded before."""
     revision, folder = snapshot("dataset", name)
     if folder and not find(folder):
         raise unreachable("dataset", name)
@@ -77,7 +77,7 @@ def _open(path: Path, files: list[Path], scratch: Path) -> Any:
                 kind = "parquet" if path.suffix == ".parquet" else "arrow"
                 return datasets.load_dataset(kind, data_files=str(path), cache_dir=where)
             return datasets.load_dataset(str(path), cache_dir=where)
-    except Exception as error:  # the library raises and wraps whatever its readers do
+    except Exception as error:  # the library wraps arbitrary exceptions of its readers
         _reraise_disk(error)
         raise UserError(f'dataset.name = "{path}" cannot be read: {first_line(error)}') from error
 
@@ -97,7 +97,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _reraise_disk(error: BaseException) -> None:
-    """An error of the operating system somewhere in the chain of causes is for the cache to tell."""
+    """Raise the OSError in the chain of causes, if there is one: the cache reports it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ConnectionError):
@@ -114,7 +114,7 @@ def _fetch(name: str, config: str | None, revision: str, folder: Path | None, sc
         return datasets.load_dataset(name, config, revision=revision, cache_dir=str(scratch))
     except ConnectionError as error:
         raise unreachable("dataset", name) from error
-    except Exception as error:  # the library raises and wraps whatever its readers do
+    except Exception as error:  # the library wraps arbitrary exceptions of its readers
         _reraise_disk(error)
         raise failed("dataset", name, error) from error
 
@@ -146,12 +146,10 @@ def _source(parts: dict[str, Any], name: str, image: str | None, label: str | No
     pooled = datasets.concatenate_datasets(
         [part.select_columns(_some(image, label, domain)) for part in labelled.values()]
     )
-    pooled = pooled.cast_column(
-        image, datasets.Image(decode=False)
-    )  # decoded here, so that one bad image stops nothing
+    pooled = pooled.cast_column(image, datasets.Image(decode=False))  # decoded later, to skip corrupt images
     classes, labels = _names(pooled, label)
     domains, where = _names(pooled, domain) if domain else ((), None)
-    cells = pooled.data.column(image)  # arrow: ten times faster to index than the dataset
+    cells = pooled.data.column(image)  # arrow: indexed ten times faster than the dataset
     starts = np.cumsum([0, *(len(part) for part in labelled.values())])
     keys = list(labelled)
 
@@ -167,7 +165,7 @@ def _source(parts: dict[str, Any], name: str, image: str | None, label: str | No
         domains=domains,
         domain=where,
     )
-    if labels.min(initial=0) < 0:  # the hub marks what has no label by -1
+    if labels.min(initial=0) < 0:  # -1 marks a missing label on the hub
         source = source.take(np.flatnonzero(labels >= 0))
     if len(source.labels) == 0:
         raise UserError(f'dataset.name = "{name}" holds no labelled images in {", ".join(parts)}')
@@ -179,16 +177,15 @@ def _some(*columns: str | None) -> list[str]:
 
 
 def _preferred(columns: list[str]) -> list[str]:
-    """All of the columns, or the one among several that is plainly called label."""
+    """The one called label, if there is one; otherwise all of them."""
     return ["label"] if "label" in columns else columns
 
 
 def _plain(features: Any) -> list[str]:
     """A label column without class names: integers or words under one of the usual names."""
     kinds = {c: str(getattr(f, "dtype", "")) for c, f in features.items()}
-    return [c for c in LABEL_NAMES if kinds.get(c, "").startswith(("int", "uint", "string", "large_string", "bool"))][
-        :1
-    ]
+    usable = ("int", "uint", "string", "large_string", "bool")
+    return [c for c in LABEL_NAMES if kinds.get(c, "").startswith(usable)][:1]
 
 
 def _column(role: str, given: str | None, features: Any, candidates: list[str], name: str) -> str:
@@ -202,7 +199,7 @@ def _column(role: str, given: str | None, features: Any, candidates: list[str], 
     if candidates:
         raise UserError(f'{setting} must be set for "{name}": it could be {" or ".join(candidates)}')
     raise UserError(
-        f'{setting} must be set for "{name}": none of its columns ({", ".join(features)}) is plainly a {role}'
+        f'{setting} must be set for "{name}": none of its columns ({", ".join(features)}) is clearly a {role}'
     )
 
 

@@ -31,7 +31,7 @@ def _fresh(make: Callable[[Image, int, int], Model]) -> Callable[[Image, int, in
     return lambda image, classes, seed, names: make(image, classes, seed)
 
 
-# name -> (builder of (image, classes, seed, class names), one line for people)
+# name -> (builder of (image, classes, seed, class names), one line about it)
 BACKBONES: dict[str, tuple[Callable[[Image, int, int, Sequence[str] | None], Model], str]] = {
     "cnn": (
         _fresh(cnn),
@@ -79,7 +79,7 @@ def _published(name: str) -> str:
 
 
 def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
-    from .pretrained.load import load  # brings the tokenizer and the hub along
+    from .pretrained.load import load  # imports the tokenizer and the hub
 
     model = load(where, classes, seed, names)
     model.name = name

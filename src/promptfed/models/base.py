@@ -37,7 +37,7 @@ class Model(ABC):
 
     @abstractmethod
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """x (B, C, H, W) normalised -> (B, d), what the head sees. tokens (T, width) are inserted behind cls."""
+        """x (B, C, H, W) normalised -> (B, d), what the head sees. tokens (T, width) are inserted after cls."""
 
     def classify(self, weights: Params, features: Tensor) -> Tensor:
         """(B, d) -> (B, classes)."""
@@ -49,7 +49,7 @@ class Model(ABC):
 
 
 def batched(*tensors: Tensor) -> bool:
-    """Whether a vmap is going on over one of the tensors, be it around a gradient in that tensor."""
+    """Whether vmap batches one of the tensors, also under a gradient."""
     functorch = torch._C._functorch
 
     def inside(t: Tensor) -> Tensor:

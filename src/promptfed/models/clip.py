@@ -1,4 +1,4 @@
-"""CLIP (Radford et al., ICML 2021): an image tower and a text tower that meet in one space."""
+"""CLIP (Radford et al., ICML 2021): an image tower and a text tower with a joint embedding space."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CLIP(Model):
         return self.join(weights, self.image_tower.features(weights, x))
 
     def join(self, weights: Params, features: Tensor) -> Tensor:
-        """What the image tower makes of an image, in the space of both: (B, d). A ResNet's pooling is there already."""
+        """Features of the image tower in the joint space: (B, d). A ResNet's are there already."""
         if "body.image.proj" in weights:
             features = F.linear(features, weights["body.image.proj"])
         return F.normalize(features, dim=-1)
@@ -61,7 +61,7 @@ class CLIP(Model):
     def sentences(self, template: str = "{}.", context: int = 0, position: Position = "end") -> Sentences:
         """One for each class, with slots for `context` vectors (Tokenizer.sentences)."""
         if self.tokenizer is None or not self.names:
-            raise UserError(f'backbone.name = "{self.name}" needs the names of the classes, which the dataset has not')
+            raise UserError(f'backbone.name = "{self.name}" needs class names, which the dataset lacks')
         key = (template, context, position)
         if key not in self._sentences:
             made = self.tokenizer.sentences(self.names, template, context, position)
@@ -103,7 +103,7 @@ class CLIP(Model):
 
     def to(self, device: torch.device) -> CLIP:
         super().to(device)
-        self._zero_shot = None  # what was made on another device
+        self._zero_shot = None  # made on another device
         self._sentences = {}
         return self
 

@@ -19,7 +19,7 @@ class CNN(Model):
             x = x.contiguous(memory_format=torch.channels_last)
         for conv in ("conv1", "conv2"):
             x = F.conv2d(x, weights[f"body.{conv}.weight"], weights[f"body.{conv}.bias"])
-            x = F.relu(F.max_pool2d(x, 2))  # the same as pooling behind the ReLU, on a quarter of the values
+            x = F.relu(F.max_pool2d(x, 2))  # the same as pooling after the ReLU, on a quarter of the values
         x = x.flatten(1)
         for layer in self._hidden:
             x = F.relu(F.linear(x, weights[f"body.{layer}.weight"], weights[f"body.{layer}.bias"]))
@@ -40,7 +40,7 @@ def cnn(
     hidden: tuple[int, ...] = (394, 192),
 ) -> CNN:
     channels, height, width = image
-    # Each stage takes 4 pixels off (5x5, no padding) and halves the rest.
+    # Each stage removes 4 pixels (5x5, no padding) and halves the rest.
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     if rows < 1 or columns < 1:
         raise UserError(f'dataset.size: backbone "{name}" needs images of at least 16x16 pixels, got {height}x{width}')

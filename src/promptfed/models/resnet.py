@@ -1,7 +1,7 @@
 """CLIP's modified ResNet (Radford et al., ICML 2021, Section 2.4), a function of its weights.
 
 It differs from the usual one (He et al., CVPR 2016) in a stem of three convolutions and an average pooling, in strides
-that are average poolings in front of a convolution (Zhang, ICML 2019), and in an attention pooling at the end.
+that are average poolings before a convolution (Zhang, ICML 2019), and in an attention pooling at the end.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class ResNet(Model):
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)  # in each stage
     heads: int = 32
-    at: str = "body.image"  # where the names of its weights begin
+    at: str = "body.image"  # prefix of its weights' names
 
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """x (B, C, H, W) -> (B, d)."""
@@ -45,7 +45,7 @@ class ResNet(Model):
         return F.relu(h + x)
 
     def pool(self, weights: Params, at: str, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, d): the mean over all places attends to it and to the places."""
+        """(B, C, H, W) -> (B, d): the mean over all positions attends to itself and to the positions."""
         h = x.flatten(2).transpose(1, 2)
         h = torch.cat([h.mean(1, keepdim=True), h], dim=1) + weights[f"{at}.position"]  # (B, 1 + H W, C)
         b, _, width = h.shape

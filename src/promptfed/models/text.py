@@ -15,9 +15,9 @@ from .transformer import Activation, attend, complete, layer_norm, project
 
 @dataclass(frozen=True)
 class Sentences:
-    """One sentence a class: start token, words and slots for context vectors, end token. As long as the longest one."""
+    """One sentence per class: start token, words and slots for context vectors, end token; padded to the longest."""
 
-    ids: Tensor  # (C, N); what stands in a slot and behind the end token does not matter
+    ids: Tensor  # (C, N); values in slots and after the end token do not matter
     end: Tensor  # (C,) position of the end token
     slots: Tensor  # (C, L) positions of the context vectors
     shared: int  # leading positions at which all classes have the same token or the same slot, end tokens excluded
@@ -25,15 +25,15 @@ class Sentences:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], slots: Sequence[Sequence[int]] | None = None) -> Sentences:
-        """From the token ids of each class, start and end token included, and where its context vectors stand."""
+        """From the token ids of each class, start and end token included, and the positions of its context vectors."""
         slots = slots or [() for _ in rows]
         ends = [len(row) - 1 for row in rows]
-        # Slots are told apart from tokens, and from each other, by negative numbers.
+        # Negative numbers mark slots, each its own.
         marked = [
             [-1 - places.index(i) if i in places else token for i, token in enumerate(row)]
             for row, places in zip(rows, slots, strict=True)
         ]
-        columns = enumerate(zip(*marked, strict=False))  # as far as the shortest one goes
+        columns = enumerate(zip(*marked, strict=False))  # up to the shortest one
         shared = next((i for i, column in columns if len(set(column)) > 1), min(ends))
         if shared < 1:
             raise ValueError("sentences begin with the same start token")
@@ -54,7 +54,7 @@ class TextTower:
     heads: int
     eps: float = 1e-5
     activation: Activation = "quick_gelu"
-    at: str = "body.text"  # where the names of its weights begin
+    at: str = "body.text"  # prefix of its weights' names
 
     def features(
         self,
@@ -65,11 +65,11 @@ class TextTower:
     ) -> Tensor:
         """-> (C, d), the projected end tokens.
 
-        context (L, width), or (C, L, width) of each class its own, fills the slots (CoOp; Zhou et al., IJCV 2022);
+        context (L, width), or (C, L, width) with vectors per class, fills the slots (CoOp; Zhou et al., IJCV 2022);
         deep[i], of the same forms, takes its place at layer i = 1, 2, ... (MaPLe; Khattak et al., CVPR 2023).
 
-        What stands in front is the same for all classes, and no token sees those behind it: that prefix of P positions
-        is computed once, (1, P, width), and the classes' own tokens (C, N - P, width) attend to it besides themselves.
+        The first P positions are the same for all classes, and no token sees later ones: this prefix is computed once,
+        (1, P, width), and the classes' own tokens (C, N - P, width) attend to it and to themselves.
         """
         at, deep = self.at, deep or {}
         slots, given = sentences.slots.shape[1], 0 if context is None else context.shape[-2]
@@ -90,7 +90,7 @@ class TextTower:
         causal = places <= places[:, None]  # (N, N)
         for i in range(self.depth):
             if i in deep:
-                if deep[i].ndim == 2:  # vectors of the classes' own stand behind the cut
+                if deep[i].ndim == 2:  # vectors per class come after the cut
                     prefix = _fill(prefix, place[:1, :cut], deep[i])
                 own = _fill(own, place[:, cut:], deep[i])
             name = f"{at}.blocks.{i}"

@@ -14,7 +14,7 @@ Activation = Literal["gelu", "quick_gelu"]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over (B, heads, T, d); mask (queries, keys) is True where a query may look.
+    """Softmax attention over (B, heads, T, d); mask (queries, keys) is True where a query may attend.
 
     The fused kernel has no vmap rule on a CPU, so stacked clients take the written-out form.
     """
@@ -35,7 +35,7 @@ def project(weights: Params, at: str, h: Tensor, heads: int, eps: float) -> tupl
 
 
 def complete(weights: Params, at: str, h: Tensor, mixed: Tensor, eps: float, activation: Activation) -> Tensor:
-    """The second half: what the heads (B, heads, T, d) found is added to h (B, T, width), then the MLP's output."""
+    """The second half: the heads' output (B, heads, T, d) is added to h (B, T, width), then the MLP's."""
     h = h + linear(weights, f"{at}.proj", mixed.transpose(1, 2).reshape(h.shape))
     m = linear(weights, f"{at}.mlp.in", layer_norm(weights, f"{at}.norm2", h, eps))
     return h + linear(weights, f"{at}.mlp.out", activate(m, activation))
@@ -44,7 +44,7 @@ def complete(weights: Params, at: str, h: Tensor, mixed: Tensor, eps: float, act
 def activate(h: Tensor, activation: Activation) -> Tensor:
     if activation == "gelu":
         return F.gelu(h)
-    # h sigmoid(1.702 h), in the form of which autograd keeps one tensor instead of two
+    # h sigmoid(1.702 h), in a form of which autograd keeps one tensor instead of two
     return F.silu(1.702 * h) / 1.702
 
 

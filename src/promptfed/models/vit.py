@@ -14,10 +14,10 @@ from ..seeding import torch_rng
 from .base import Model, dense, normal
 from .transformer import Activation, attend, block_weights, complete, layer_norm, norm_weights, project
 
-# Prompts by the layer (0, 1, ...) that they enter: (T, width) for all samples, or (B, T, width), one for each.
+# Prompts by the layer (0, 1, ...) that they enter: (T, width) for all samples, or (B, T, width) per sample.
 Prompts = Mapping[int, Tensor]
-# What a layer's prompts do to those of earlier layers. deep: take their place (VPT-deep; Jia et al., ECCV 2022).
-# stay: come in addition, and the sequence grows (SGPT). With prompts at layer 0 only (VPT-shallow) both are the same.
+# What a layer's prompts do to those of earlier layers. deep: replace them (VPT-deep; Jia et al., ECCV 2022).
+# stay: are added, and the sequence grows (SGPT). With prompts at layer 0 only (VPT-shallow) both are the same.
 Mode = Literal["deep", "stay"]
 
 
@@ -28,12 +28,12 @@ class ViT(Model):
     heads: int = 8
     eps: float = 1e-6
     activation: Activation = "gelu"
-    at: str = "body"  # where the names of its weights begin
+    at: str = "body"  # prefix of its weights' names
 
     def features(
         self, weights: Params, x: Tensor, tokens: Tensor | Prompts | None = None, mode: Mode = "deep"
     ) -> Tensor:
-        """x (B, C, H, W) -> cls behind the last norm (B, width). A tensor of tokens enters at layer 0."""
+        """x (B, C, H, W) -> cls after the last norm (B, width). A tensor of tokens enters at layer 0."""
         prompts = {0: tokens} if isinstance(tokens, Tensor) else tokens
         return self.norm(weights, self.encode(weights, self.embed(weights, x), prompts, mode, first_tokens=1)[:, 0])
 
@@ -59,16 +59,16 @@ class ViT(Model):
         """The input of layer `start` -> the input of layer `stop` (default: the last layer's output).
 
         h (B, 1 + T + patches, width) has cls first, then the prompts that entered before, the latest ones in front,
-        then the patches. Prompts of layers outside start..stop are not looked at, so that a pass may be cut anywhere:
+        then the patches. Prompts of layers outside start..stop are ignored, so that a pass may be cut anywhere:
         encode(stop=4) of frozen values once, encode(start=4) of them as often as needed, [:, 0] in between to read cls.
-        Who looks at the first tokens only says how many (`first_tokens`): the last layer then makes no others.
+        `first_tokens`: how many tokens are needed of the last layer, which then computes no others.
         """
         patches = (self.image[1] // self.patch) * (self.image[2] // self.patch)
         end = self.depth if stop is None else stop
         for i in range(start, end):
             if prompts is not None and i in prompts:
-                behind = h[:, 1:] if mode == "stay" else h[:, -patches:]
-                h = torch.cat([h[:, :1], prompts[i].expand(len(h), -1, -1), behind], dim=1)
+                rest = h[:, 1:] if mode == "stay" else h[:, -patches:]
+                h = torch.cat([h[:, :1], prompts[i].expand(len(h), -1, -1), rest], dim=1)
             if i == 0 and f"{self.at}.norm_pre.weight" in weights:  # CLIP's; it sees the prompts of layer 0 (MaPLe)
                 h = layer_norm(weights, f"{self.at}.norm_pre", h, self.eps)
             h = self.block(weights, f"{self.at}.blocks.{i}", h, first_tokens if i == end - 1 else None)

@@ -107,7 +107,7 @@ def communication(found: ReportData) -> style.Chart | None:
     wide = max(totals) > 30 * min(totals)
     scale = alt.Scale(type="log", nice=False, padding=12) if wide else alt.Scale(zero=True, nice=True)
     axis = alt.Axis(format="~g", tickCount=5) if wide else alt.Axis(tickCount=6)
-    x = alt.X("mb:Q", title="exchanged with the server per client so far (MB, up and down)", scale=scale, axis=axis)
+    x = alt.X("mb:Q", title="MB per client so far, up and down", scale=scale, axis=axis)
     single = len(rows) == len(totals)
     tips = ["round:Q", alt.Tooltip("mb:Q", title="MB", format=".4~g")]
     layers = _lines(

@@ -42,9 +42,8 @@ class Column:
     optional: bool = False  # shown only if some run has it
 
     @property
-    def better(self) -> int:
-        """1: higher is better, -1: lower is."""
-        return 1 if self.kind == "percent" else -1
+    def higher_is_better(self) -> bool:
+        return self.kind == "percent"
 
     def stage(self, metrics: Mapping[str, Any]) -> str:
         return next((name for name in self.stages if name in metrics), "")

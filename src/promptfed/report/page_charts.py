@@ -28,6 +28,7 @@ DARK = {
     "#999933": "#BDBD57",
     "#332288": "#9488E8",
     style.GREY: "#A3ABB5",
+    style.INK: "#E8EAED",
 }
 
 

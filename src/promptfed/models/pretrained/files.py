@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...data.hub import OFFLINE, snapshot
+from ...data.hub import OFFLINE, first_line, snapshot
 from ...errors import UserError
 from .tokenizer import FILES as TOKENIZER_FILES
 
@@ -22,7 +22,7 @@ CONFIGS = ("config.json", "open_clip_config.json", "preprocessor_config.json")
 
 
 def locate(name: str) -> Path:
-    """The file with the weights; what belongs to it lies in the same folder."""
+    """The file with the weights; its other files are in the same folder."""
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -36,7 +36,7 @@ def locate(name: str) -> Path:
 
 
 def shapes(file: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """Of everything in the file, whose values are not read."""
+    """Shapes of everything in the file; no values are read."""
     return {key: tuple(value.shape) for key, value in tensors(file, name, "meta").items()}
 
 
@@ -47,8 +47,8 @@ def tensors(file: Path, name: str, device: Literal["cpu", "meta"] = "cpu") -> di
             return load_file(file) if device == "cpu" else _headers(file)
         loaded = torch.load(file, map_location=device, weights_only=True)
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-        what = (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
-        raise UserError(f'backbone.name = "{name}": {file.name} is not a readable file of tensors: {what}') from error
+        what = f"{file.name} is not a readable file of tensors: {first_line(error)}"
+        raise UserError(f'backbone.name = "{name}": {what}') from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError(f'backbone.name = "{name}": {file.name} is not a flat dictionary of tensors')
     return loaded

@@ -58,7 +58,7 @@ def _preprocess(name: str) -> Preprocess:
 
 
 class _Words(Tokenizer):
-    """A token a word."""
+    """One token per word."""
 
     def words(self, text: str) -> list[int]:
         return [crc32(word.encode()) % self.start for word in text.replace(".", " . ").split()]

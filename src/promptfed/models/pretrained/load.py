@@ -47,7 +47,7 @@ class _Published:
     shape: VitShape | ClipShape
     preprocess: Preprocess
     weights: Iterable[Weight]
-    unused: tuple[str, ...]  # how the names of weights end that are not needed
+    unused: tuple[str, ...]  # suffixes of names that are not needed
 
 
 @dataclass(frozen=True)

@@ -107,18 +107,5 @@ class ClipShape:
 def _vit(
     name: str, image: Patches, t: Transformer, classes: int, weights: Params, at: str, preprocess: Preprocess | None
 ) -> ViT:
-    size = (image.channels, image.side, image.side)
-    return ViT(
-        name,
-        size,
-        classes,
-        weights,
-        t.width,
-        image.patch,
-        t.depth,
-        t.heads,
-        t.eps,
-        t.activation,
-        at,
-        preprocess=preprocess,
-    )
+    size, sizes = (image.channels, image.side, image.side), (t.width, image.patch, t.depth, t.heads)
+    return ViT(name, size, classes, weights, *sizes, t.eps, t.activation, at, preprocess=preprocess)

@@ -16,7 +16,7 @@ from ..text import Sentences
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 FILES = ("tokenizer.json", "vocab.json", "merges.txt")
-# special tokens, contractions, words, single digits, runs of other signs
+# special tokens, contractions, words, single digits, runs of other characters
 _PIECES = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 Position = Literal["front", "middle", "end"]  # of the class name among the context vectors (CoOp)
@@ -61,7 +61,7 @@ class Tokenizer:
         return cls(backend, start, end, length)
 
     def words(self, text: str) -> list[int]:
-        """Tokens without start and end. Unknown signs, which a tokenizer may give as end tokens, are left out."""
+        """Tokens without start and end. Unknown characters, which may be encoded as end tokens, are left out."""
         return [i for i in self.backend.encode(text, add_special_tokens=False).ids if i not in (self.start, self.end)]
 
     def sentences(
@@ -73,7 +73,7 @@ class Tokenizer:
         template up to the name, [context], rest. A sentence that is too long loses its last words.
         """
         if template.count("{}") != 1:
-            raise UserError(f'template = "{template}" must have one {{}}, where the class name goes')
+            raise UserError(f'template = "{template}" must have one {{}}, the place of the class name')
         room = self.length - 2 - context
         if room < 1:
             raise UserError(

@@ -24,7 +24,7 @@ from . import images, sections
 from .head import Head, head
 from .images import Figure
 from .privacy import Privacy, privacy
-from .repeat import repeat
+from .reproduce import reproduce
 from .table import results
 
 
@@ -89,7 +89,7 @@ def view(data: ReportData, out: Path) -> Page:
         Section("partition", *who, partition),
         Section("analyses", "Analyses", "Analyses", of_kind["analysis"]),
         Section("pictures", "Pictures", "Pictures", of_kind["picture"]),
-        Section("repeat", "Reproduce", "How to reproduce this", repeat(data, out)),
+        Section("reproduce", "Reproduce", "How to reproduce this", reproduce(data, out)),
     ]
     charts = [clients.chart, curves.chart, communication.chart, *(chart for _, chart in partition.charts)]
     order = list(numbers.MEASURES)

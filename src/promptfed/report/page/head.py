@@ -49,7 +49,8 @@ def head(data: ReportData) -> Head:
     firsts = Counter(
         _method(data, group) for _, scores in scored for group, cell in scores if cell.mean == scores[0][1].mean
     )
-    first, title = data.groups[0], document_title(data)
+    first, words = data.groups[0], [task.words for task in tasks(data)]
+    title = words[0] if len(words) == 1 and words[0] else f"{len(data.entries)} runs"
     single = len(data.entries) == 1
     return Head(
         title=title,
@@ -61,11 +62,6 @@ def head(data: ReportData) -> Head:
         rounds_differ=any(len(_rounds(scores)) > 1 for _, scores in scored),
         facts=_facts(data),
     )
-
-
-def document_title(data: ReportData) -> str:
-    words = [task.words for task in tasks(data)]
-    return words[0] if len(words) == 1 and words[0] else f"{len(data.entries)} runs"
 
 
 def _facts(data: ReportData) -> dict[str, str]:

@@ -116,7 +116,7 @@ def _headline(data: ReportData, kind: str) -> Grid:
     heads += [Heading("seeds", "Seeds", "number of seeds"), Heading("round", "Round", "the round that is shown")]
     for c in columns:
         sort = "descending" if c.key == "local" and not several else "none"  # tasks come first in the order of rows
-        heads.append(Heading(c.key, c.title, c.help, "ascending" if c.better < 0 else "descending", sort=sort))
+        heads.append(Heading(c.key, c.title, c.help, "descending" if c.higher_is_better else "ascending", sort=sort))
     return Grid(f"Results of each method, {KINDS[kind]}", heads, lines, notes.marks)
 
 
@@ -131,7 +131,7 @@ def _best_of_tasks(data: ReportData, column: Column, cells: dict[str, Cell]) -> 
 
 def _best(column: Column, values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    if len(known) < 2 or column.better <= 0 or max(known) - min(known) < _ALIKE:
+    if len(known) < 2 or not column.higher_is_better or max(known) - min(known) < _ALIKE:
         return None
     return max(known)
 

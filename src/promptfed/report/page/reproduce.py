@@ -1,4 +1,4 @@
-"""What it takes to repeat the runs that the page shows."""
+"""What it takes to reproduce the runs that the page shows."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Reproduce:
     command: str  # that makes the page
     simulated: bool  # some run has all images on one machine
     deployed: bool  # some run has sites with their own images
     recipes: list[Recipe]
 
 
-def repeat(data: ReportData, out: Path) -> Repeat:
+def reproduce(data: ReportData, out: Path) -> Reproduce:
     deployed = [bool(entry.run.consortium) for entry in data.entries]
     command = shlex.join(["promptfed", "report", *map(str, data.folders), "--out", str(out)])
-    return Repeat(command, not all(deployed), any(deployed), [_recipe(group) for group in data.groups])
+    return Reproduce(command, not all(deployed), any(deployed), [_recipe(group) for group in data.groups])
 
 
 def _recipe(group: Group) -> Recipe:
