@@ -121,7 +121,7 @@ def test_a_run_does_not_notice(tmp_path, model, name):
     cached = case.run()
     for entry in (cache.root() / "frozen").iterdir():
         cache.discard(entry)
-    with pytest.warns(UserWarning, match="computed anew"):
+    with pytest.warns(UserWarning, match="computed again"):
         anew = case.run(frozen_bytes=0.0)
     assert equal(cached.state, anew.state)
 

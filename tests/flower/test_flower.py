@@ -106,7 +106,10 @@ def looped_with(case, folder, numbers):
 
 def test_nodes_that_do_not_come_are_one_sentence(tmp_path):
     case = case_of("fedavg", tmp_path)
-    with pytest.raises(UserError, match=r"4 of 5 nodes are there"), looped_with(case, tmp_path / "clients", range(4)):
+    with (
+        pytest.raises(UserError, match=r"4 of 5 nodes are connected"),
+        looped_with(case, tmp_path / "clients", range(4)),
+    ):
         pass
 
 

@@ -175,9 +175,13 @@ def test_what_is_said_to_be_nothing_is_not_said(tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("dp2fl", lambda stats: {}, "losses on other validation sets"),
-        ("dp2fl", lambda stats: {**stats, "stats/total": torch.tensor([-3.0])}, "losses that are none"),
-        ("dp2fl", lambda stats: {**stats, "stats/total": torch.ones(3)}, "losses that are none"),
+        ("dp2fl", lambda stats: {}, "no losses on some of the validation sets"),
+        (
+            "dp2fl",
+            lambda stats: {**stats, "stats/total": torch.tensor([-3.0])},
+            "losses must be single non-negative numbers",
+        ),
+        ("dp2fl", lambda stats: {**stats, "stats/total": torch.ones(3)}, "losses must be single non-negative numbers"),
         ("sgpt", lambda stats: {"stats/selected": torch.ones(2)}, "expected counts for 3 groups"),
         ("sgpt", lambda stats: {"stats/selected": -torch.ones(3)}, "expected counts for 3 groups"),
     ],

@@ -44,7 +44,7 @@ def test_a_node_is_connected_when_it_has_a_number():
 
 def test_a_server_that_does_not_answer_is_told_once_a_minute():
     _, said = heard(*["WARNING :   Connection attempt failed, retrying in 7.68 seconds"] * 9)
-    assert said == ["no SuperLink answers at fl.example:9092 with TLS; trying on until one does"]
+    assert said == ["no SuperLink answers at fl.example:9092 with TLS; trying until one does"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,10 @@ def test_a_server_that_does_not_answer_is_told_once_a_minute():
             "is not for fl.example:9092",
         ),
         ("certificate verify failed: IP address mismatch, certificate is not valid for '::1'.", "is not for fl.exam"),
-        ("certificate verify failed: unable to get local issuer certificate", "ca.pem does not vouch for the server"),
+        (
+            "certificate verify failed: unable to get local issuer certificate",
+            "ca.pem is not the authority of the server",
+        ),
     ],
 )
 def test_a_certificate_that_does_not_do_is_told_in_words(line, fault):

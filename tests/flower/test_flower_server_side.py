@@ -58,7 +58,7 @@ def test_a_certificate_is_renewed_and_sites_need_nothing_new(server):
     said, _ = command("certs", server, "--days", 30)
     new = certificates.read_certificate(tls / certificates.SERVER)
     assert "need nothing new" not in first
-    assert "they need nothing new" in said
+    assert "sites need nothing new" in said
     assert certificates.until(new) in said
     assert new.not_valid_after_utc > old.not_valid_after_utc
     assert certificates.hosts(new) == certificates.hosts(old) == ["127.0.0.1", "hospital.example", "localhost"]
@@ -113,7 +113,7 @@ def test_a_superlink_is_not_started_with_a_certificate_that_does_not_hold(server
     settings = C.read(server / "consortium.toml")
     settings["consortium"]["address"] = "hospital.example:9092"
     (server / "consortium.toml").write_text(C.dump(settings))
-    assert 'does not hold for "hospital.example"' in refused(server)
+    assert 'is not valid for "hospital.example"' in refused(server)
     command("certs", server)
     (tls / certificates.SERVER_KEY).unlink()
     certificates.make_authority(server / "other", ["127.0.0.1"])
@@ -194,7 +194,7 @@ def test_what_is_wrong_with_tls_is_told_apart_from_nobody_there(server, tmp_path
     with answering(server, server / "tls"):
         told = unanswered(server)
         assert "not trusted (certificate has expired): promptfed flower certs" in told
-        assert "breaks off" in unanswered(server, insecure=True)
+        assert "closes the connection" in unanswered(server, insecure=True)
     with answering(server, tmp_path / "other"):
         assert "is not trusted (" in unanswered(server)
     with answering(server):
@@ -228,7 +228,7 @@ def test_who_is_which_client_is_kept_in_one_place(tmp_path):
 @pytest.mark.slow
 def test_a_site_is_admitted_replaced_expelled_and_let_in_again(tmp_path):
     with deployed(tmp_path, clients=2) as made:
-        assert "its certificate holds until 20" in made.link().said()
+        assert "its certificate is valid until 20" in made.link().said()
         zero, one = (at / certificates.PUBLIC for at in made.sites)
 
         def admit(key, *words):

@@ -51,13 +51,15 @@ def test_three_commands_make_a_site(tmp_path):
     server = tmp_path / "server"
     settings = ("method=pfedpg", "method.tokens=2", "backbone=vit-mini", "dataset.size=32", "rounds=2")
     command("init", server, *settings, "--clients", 2, "--classes", ",".join(NAMES), "--address", "127.0.0.1:9400")
-    assert "certificate holds for 127.0.0.1, hospital.example" in command("certs", server, "--host", "hospital.example")
+    assert "certificate is valid for 127.0.0.1, hospital.example" in command(
+        "certs", server, "--host", "hospital.example"
+    )
     data, at = pictures(tmp_path / "images", classes=(0, 2)), tmp_path / "site"
     options = ("--consortium", server / "consortium.toml", "--ca", server / "tls" / "ca.pem", "--data", data)
     said = command("site", at, *options, "--client", 1)
     assert "client 1: 14 training, 2 validation and 4 test images" in said
     assert "classes here: 2 of 4 (blue sky, grass)" in said
-    assert command("check", at).removesuffix(f"all is well; next: promptfed flower node {at}\n") in said
+    assert command("check", at).removesuffix(f"everything is in place; next: promptfed flower node {at}\n") in said
     assert [mode(at), mode(at / "site.key"), mode(server / "tls" / "server.key")] == [0o700, 0o600, 0o600]
     assert b"PRIVATE" not in (at / "site.pub").read_bytes()
     with pytest.raises(UserError, match="holds a site already"):
@@ -270,7 +272,9 @@ def test_a_node_is_the_client_it_was_admitted_as(two, tmp_path):
     FlowerClients(grid, expected(parts, nodes(tmp_path)), poll=0.001)
     with pytest.raises(UserError, match=r"it says it is client [01], and was admitted as client [01]"):
         FlowerClients(grid, expected(parts, {first: 1, second: 0}), poll=0.001)
-    with pytest.raises(UserError, match=r"1 of 2 nodes are there after .*; no node is client 1$"):  # nor is it heard
+    with pytest.raises(
+        UserError, match=r"1 of 2 nodes are connected after .*; no node is client 1$"
+    ):  # nor is it heard
         FlowerClients(grid, expected(parts, {first: 0}), poll=0.001, patience=0.1)
 
 
@@ -297,7 +301,7 @@ def test_a_run_that_has_begun_goes_on_with_those_who_are_there(two):
     parts, grid, _ = two
     node = next(node for node, client in grid.nodes.items() if client == 1)
     del grid.nodes[node]
-    with pytest.raises(UserError, match=r"1 of 2 nodes are there after 0.1 s; no node is client 1"):
+    with pytest.raises(UserError, match=r"1 of 2 nodes are connected after 0.1 s; no node is client 1"):
         FlowerClients(grid, expected(parts), poll=0.001, patience=0.1)
     clients = FlowerClients(grid, expected(parts), poll=0.001, patience=0.1, enough=1)
     assert clients.sizes() == {0: 28, 1: 0}

@@ -1,4 +1,4 @@
-"""promptfed flower ...: federated learning between real sites. Flower itself is imported when it is needed."""
+"""promptfed flower ...: federated learning between real sites. Flower is imported only when needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ console = Console()
 Folder = Annotated[Path, typer.Argument(metavar="CONSORTIUM", help="the consortium's folder at the server")]
 SiteArgument = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="without TLS and keys, on this machine alone: for trying things out")
+    bool, typer.Option("--insecure", help="without TLS and keys, on this machine alone: for experiments")
 ]
 
 
@@ -56,7 +56,7 @@ def init(
         typer.Argument(metavar="[CONFIG.toml|PRESET] [key=value ...]", help="a file or preset, then settings"),
     ] = None,
     clients: Annotated[int, typer.Option("--clients", min=1, help="how many sites there are")] = 2,
-    classes: Annotated[str, typer.Option("--classes", help="comma-separated, as the sites' folders are called")] = "",
+    classes: Annotated[str, typer.Option("--classes", help="comma-separated names of the sites' class folders")] = "",
     address: Annotated[str, typer.Option("--address", help="where sites find the server")] = "127.0.0.1:9092",
 ) -> None:
     """Write down what the sites agree on, and the Flower app."""
@@ -69,7 +69,7 @@ def init(
     if classes:
         agreed["classes"] = [name.strip() for name in classes.split(",") if name.strip()]
     elif not any("classes" in table.get("consortium", {}) for table in source):
-        raise UserError("--classes must name what is told apart, as the sites' folders are called: --classes cat,dog")
+        raise UserError("--classes must name the classes, as the sites' folders do: --classes cat,dog")
     given = {"engine": "flower", "eval": {"pooled": "never"}, "consortium": agreed}
     config = C.make({"dataset": folder.resolve().name}, *source, given, C.parse_assignments(words))
     consortium.create(folder, config)
@@ -81,9 +81,9 @@ def init(
 def certs(
     folder: Folder,
     host: Annotated[list[str] | None, typer.Option("--host", help="further names and addresses of the server")] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="how long the certificate holds")] = 365,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="days until the certificate expires")] = 365,
 ) -> None:
-    """Make the certificate that sites know the server by, or renew it."""
+    """Make or renew the server's certificate."""
     _needs_flower()
     from ..flower import certificates, consortium
 
@@ -94,10 +94,10 @@ def certs(
         names += certificates.hosts(certificates.read_certificate(tls / certificates.SERVER))
     (certificates.renew if known else certificates.make_authority)(tls, names, days)
     made = certificates.read_certificate(tls / certificates.SERVER)
-    _say(f"the certificate holds for {', '.join(certificates.hosts(made))}, until {certificates.until(made)}")
+    _say(f"the certificate is valid for {', '.join(certificates.hosts(made))}, until {certificates.until(made)}")
     if known:
-        _say("it is renewed, by the authority that sites know: they need nothing new")
-        _say("a SuperLink that is running reads it when it is started again")
+        _say("it is renewed by the same authority: sites need nothing new")
+        _say("restart a running SuperLink to use it")
     else:
         _say(f"give every site {folder / 'consortium.toml'} and {tls / certificates.CA}; the keys stay here")
     everywhere = "" if names[0] in ("localhost", "127.0.0.1") else " --host 0.0.0.0"
@@ -112,7 +112,7 @@ def link(
     ] = "127.0.0.1",
     insecure: Insecure = False,
 ) -> None:
-    """Run the SuperLink, until it is stopped."""
+    """Run the SuperLink until it is stopped."""
     _needs_flower()
     from ..flower import link as flower_link
 
@@ -124,7 +124,7 @@ def admit(
     folder: Folder,
     key: Annotated[Path, typer.Argument(metavar="KEY", help="the public key that the site has sent: site.pub")],
     client: Annotated[int, typer.Option("--client", min=0, help="which client the site is")],
-    replace: Annotated[bool, typer.Option("--replace", help="in place of the node that has been this client")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="replace the node that is this client now")] = False,
 ) -> None:
     """Let a site take part, by its public key, or change which client it is. The SuperLink must be running."""
     _needs_flower()
@@ -146,24 +146,24 @@ def admit(
 
 @app.command()
 def expel(
-    folder: Folder, client: Annotated[int, typer.Option("--client", min=0, help="which client is shut out")]
+    folder: Folder, client: Annotated[int, typer.Option("--client", min=0, help="which client is excluded")]
 ) -> None:
-    """Shut a site out of the runs that are submitted from now on. admit lets it in again."""
+    """Exclude a site from runs submitted from now on. admit lets it in again."""
     _needs_flower()
     from ..flower import consortium
 
     consortium.read(folder)
     node = consortium.forget(folder, client)
-    _say(f"client {client}, node {node}, takes no part in runs that are submitted from now on")
+    _say(f"client {client}, node {node}, is excluded from runs submitted from now on")
 
 
 @app.command()
 def submit(
     folder: Folder,
-    name: Annotated[str, typer.Option("--name", help="of the run; the same name again goes on with it")] = "first",
+    name: Annotated[str, typer.Option("--name", help="of the run; the same name again resumes it")] = "first",
     insecure: Insecure = False,
 ) -> None:
-    """Start a run, or go on with it, and follow it to its end."""
+    """Start or resume a run, and follow it to its end."""
     _needs_flower()
     from .. import privacy
     from ..flower import consortium
@@ -179,7 +179,7 @@ def submit(
     (path / WAITING).unlink(missing_ok=True)
     with flower_link.control(folder, insecure) as control:
         number = flower_link.start(control, folder, name)
-        _say(f"run {number} is submitted" + (f"; {done} rounds are behind it" if done else ""))
+        _say(f"run {number} is submitted" + (f"; {done} rounds are completed" if done else ""))
         state = ("", "", "")
         try:
             while state[0] != "finished":
@@ -196,7 +196,7 @@ def submit(
         except KeyboardInterrupt:
             flower_link.stop(control, number)
             again = f"promptfed flower submit {folder} --name {name}"
-            _say(f"stopped; all completed rounds are kept. Go on with:\n  {again}")
+            _say(f"stopped; all completed rounds are kept. Resume with:\n  {again}")
             raise typer.Exit(130) from None
     if state[1] != "completed":
         raise UserError(state[2].removeprefix("ServerApp failed with exception: ") or f"the run has {state[1]}")
@@ -220,10 +220,10 @@ def site(
     backbone: Annotated[str | None, typer.Option("--backbone", help="where the weights are on this machine")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")] = "auto",
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="what this site's updates may reveal at most, over all runs")
+        float | None, typer.Option("--epsilon", help="limit of what this site's updates may reveal, over all runs")
     ] = None,
 ) -> None:
-    """Make this site's folder and its key pair, and look at its images."""
+    """Make this site's folder and its key pair, and read its images."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import site as site_folder
@@ -272,7 +272,7 @@ def _agreement(path: Path) -> bytes:
 
 @contextmanager
 def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
-    """A folder with these files. Of an attempt that fails nothing is left that was not there before."""
+    """A folder with these files. A failed attempt leaves the folder as it was."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     before, mode = {path.name for path in folder.iterdir()}, folder.stat().st_mode
@@ -296,7 +296,7 @@ def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
 
 @app.command()
 def check(folder: SiteArgument) -> None:
-    """Look whether everything is here: images, weights, keys; and how much has been revealed."""
+    """Check images, weights and keys of this site, and how much its updates have revealed."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import site as site_folder
@@ -313,12 +313,12 @@ def check(folder: SiteArgument) -> None:
     ledger = place.ledger()
     if ledger:
         _say(ledger.told())
-    _say(f"all is well; next: promptfed flower node {folder}")
+    _say(f"everything is in place; next: promptfed flower node {folder}")
 
 
 @app.command()
 def node(folder: SiteArgument, insecure: Insecure = False) -> None:
-    """Take part, until it is stopped."""
+    """Take part in runs until stopped."""
     _needs_flower()
     from ..flower import certificates
     from ..flower import node as flower_node
@@ -354,7 +354,7 @@ class _Command(TyperCommand):
             param.help = hints[param.name].__metadata__[0].help
         super().format_options(ctx, formatter)
         for param in forgotten:
-            param.help = None  # else click tells it a second time
+            param.help = None  # otherwise click shows it twice
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")

@@ -1,9 +1,9 @@
-"""Never compute twice what is frozen: values of samples that depend on frozen weights only.
+"""A cache of the outputs of frozen layers, which are the same in every round.
 
-A tuning names what it wants of each sample (`frozen_name`) and how it is computed (`frozen`). Values are kept in
+A tuning names the output it needs per sample (`frozen_name`) and computes it (`frozen`). Values are kept in
 memory-mapped files below the cache folder, for all processes, rounds, seeds and runs: the system's page cache holds
 what fits into memory, the disk the rest. The key holds weights, dataset and preprocessing, so a change of any of them
-is another entry. Entries that were not used for longest make room when the budget is exceeded.
+makes a new entry. The least recently used entries are removed when the budget is exceeded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..models import Model
 from ..params import Params, digest, stack
 from ..tuning import Tuning
 
-CHUNK = 128  # samples a forward pass
+CHUNK = 128  # samples per forward pass
 
 
 class FrozenValues:
@@ -38,8 +38,8 @@ class FrozenValues:
         need = len(dataset) * sum(v.nbytes for v in one.values())
         if need > budget:
             warnings.warn(
-                f"engine.frozen_gb = {budget / 1e9:g} is too little for the {tuning.frozen_name(model)} of "
-                f"{len(dataset)} images ({need / 1e9:.1f} GB): they are computed anew every time",
+                f"engine.frozen_gb = {budget / 1e9:g} is too small for the {tuning.frozen_name(model)} of "
+                f"{len(dataset)} images ({need / 1e9:.1f} GB): they are computed again every time",
                 stacklevel=2,
             )
             return
@@ -52,13 +52,13 @@ class FrozenValues:
                         _allocate(folder / f"{name}.npy", v.dtype, (len(dataset), *v.shape[1:]))
                     _allocate(folder / "known.npy", np.dtype(np.bool_), (len(dataset),))
                     (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
-            os.utime(path)  # used last
+            os.utime(path)  # last used now
             self._files = {file.stem: np.load(file, mmap_mode="r+") for file in path.glob("*.npy")}
 
     def __call__(self, index: np.ndarray) -> Params:
         """(n, ...) of each value, on the device."""
-        # Whole chunks of the dataset, always cut alike: kernels round by the size of a batch, and a value must not
-        # depend on who asked for it first.
+        # Always the same chunks of the dataset: rounding depends on the batch size, and a value must not depend on
+        # which samples were asked for first.
         if self._files is None:
             return self._anew(index)
         known = self._files["known"]
@@ -66,7 +66,7 @@ class FrozenValues:
             part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
             for name, v in self._forward(part).items():
                 self._files[name][part] = v.cpu().numpy()
-            known[part] = True  # last, so that no other process takes a value that is not there yet
+            known[part] = True  # last, so that no other process reads a value before it is written
         return {
             name: torch.from_numpy(np.ascontiguousarray(file[index])).to(self._device)
             for name, file in self._files.items()
@@ -103,7 +103,7 @@ class FrozenValues:
 
 
 def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation (C, 1, 1) on the scale of stored pixels. A pre-trained model wants its own."""
+    """Mean and deviation (C, 1, 1) on the scale of stored pixels. A pre-trained model has its own."""
     scale = model.preprocess or dataset
     mean, std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
     return mean, std
@@ -111,14 +111,14 @@ def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time makes or removes entries."""
+    """Only one process at a time makes or removes entries."""
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder / ".lock"):
         yield
 
 
 def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """An array of zeros on disk. Its blocks are taken at once: a disk that fills up later would kill who writes."""
+    """An array of zeros on disk. All blocks are allocated at once: on a full disk a later write would crash."""
     np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
@@ -126,7 +126,7 @@ def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
 
 
 def _make_room(folder: Path, left: float) -> None:
-    """Removes the entries that were not used for longest, until the rest fits into what is left of the budget."""
+    """Removes the least recently used entries until the rest fits into `left` bytes."""
     entries = sorted((p for p in folder.glob("[!.]*") if p.is_dir()), key=lambda p: p.stat().st_mtime)
     sizes = [sum(f.stat().st_size for f in entry.iterdir()) for entry in entries]
     total = sum(sizes)

@@ -27,7 +27,7 @@ from .wire import pack, unpack
 
 @dataclass(kw_only=True)
 class Host:
-    """Holds the data and the memory of some clients (in a simulation: of all)."""
+    """Holds the data and the private state of some clients (in a simulation: of all)."""
 
     method: Method
     model: Model
@@ -35,11 +35,11 @@ class Host:
     store: Store
     seed: int
     device: torch.device
-    block: int = 1  # clients that are trained as one
-    frozen_bytes: float = 8e9  # of frozen values that may be kept on disk
-    drift: bool = False  # whether answers tell how far parameters moved
-    privacy: Privacy | None = None  # what is done to updates before they leave
-    noise_seed: int | None = None  # of their noise, in a simulation; none: it comes from the operating system
+    block: int = 1  # clients that are trained together
+    frozen_bytes: float = 8e9  # disk space for cached outputs of frozen layers
+    drift: bool = False  # whether answers report how far parameters moved
+    privacy: Privacy | None = None  # clipping and noise of updates before they are sent
+    noise_seed: int | None = None  # of that noise, in a simulation; None: it comes from the operating system
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
@@ -93,7 +93,7 @@ class Host:
         return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
 
     def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
-        """-> what is private, what is memory"""
+        """-> private values, memory"""
         state = P.to(self.store.get(client, as_of), self.device)
         return P.under(state, "private", "/"), P.under(state, "memory", "/")
 
@@ -137,7 +137,7 @@ class Host:
             if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed
                 done = Trained(work.params, {}, 0.0, done.passes)
             elif not finite:
-                # Nothing of it is sent or remembered: the client goes on from where it was.
+                # Nothing is sent or stored: the client's state stays as it was.
                 result.error = f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"
                 blobs.append(b"")
                 continue
@@ -166,11 +166,11 @@ class Host:
         return results, blobs
 
     def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
-        """What is sent in place of an update where there is privacy."""
+        """The update that is sent under differential privacy."""
         assert self.privacy
         check_stats(self.method, stats)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
-        # Of what was received alone, so that it says nothing of the data.
+        # Computed from what was received only, so that it reveals nothing about the data.
         blank = Context(work.down, {}, None, none, none.expand(self.model.classes), once=work.once)
         with torch.no_grad():
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)

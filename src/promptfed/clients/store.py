@@ -1,6 +1,6 @@
 """What clients remember between rounds, on disk.
 
-Every value is kept under (client, round), and the one before it is kept too. A round that is trained again after a
+Every value is kept under (client, round), together with the one before it. A round that is trained again after a
 crash therefore starts from what the client knew before that round: training is idempotent, and no commit has to span
 clients and server. What is sent only once is kept in files, named by content.
 """
@@ -57,9 +57,9 @@ class Store:
             ) from None
 
     def add(self, digest: str, blob: bytes) -> None:
-        """Keeps a blob that was sent once."""
+        """Keeps a blob that is sent only once."""
         file = self._path / "once" / digest
-        if file.exists() and file.stat().st_size == len(blob):  # a power cut may have left less
+        if file.exists() and file.stat().st_size == len(blob):  # shorter after a power failure
             return
         file.parent.mkdir(mode=0o700, exist_ok=True)
         files.write(file, blob, private=True)

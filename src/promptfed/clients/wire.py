@@ -1,6 +1,6 @@
-"""What travels and what is stored: tensors and a JSON note in one safetensors blob. No pickle.
+"""The format of messages and stored values: tensors and a JSON note in one safetensors blob. No pickle.
 
-Nothing to say is an empty blob."""
+No tensors and no note are an empty blob."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ def pack(params: Params, note: dict[str, Any] | None = None) -> bytes:
     for name, p in params.items():
         p = p.detach().cpu().contiguous()
         at = p.untyped_storage().data_ptr()
-        tensors[name] = p.clone() if at in seen else p  # safetensors takes no two names for one memory
+        tensors[name] = p.clone() if at in seen else p  # safetensors refuses two names for the same memory
         seen.add(at)
     return bytes(save(tensors, metadata={_NOTE: json.dumps(note or {}, sort_keys=True)}))
 

@@ -34,7 +34,7 @@ from . import wire
 from ._flwr import ClientApp, Context, Message, RecordDict, log
 from .site import SiteFolder, SiteHost, run_name
 
-Find = Callable[[Context], tuple[Host, int]]  # where a node's data are, and which client it is
+Find = Callable[[Context], tuple[Host, int]]  # a node's host, and which client it is
 
 
 def client_app(find: Find) -> ClientApp:
@@ -47,14 +47,14 @@ def client_app(find: Find) -> ClientApp:
 
 
 def answer(find: Find, message: Message, context: Context) -> Message:
-    """Never raises: what is wrong is answered in one sentence, so that the server can record it."""
+    """Never raises: an error is answered in one sentence, so that the server can record it."""
     try:
         content = _answered(find, message, context)
     except UserError as error:
-        log(WARNING, "%s", error)  # the site is to know as well as the server
+        log(WARNING, "%s", error)  # the site should know too
         content = wire.write_answer(None, str(error)[:2000])
     except Exception as error:
-        # An exception's own words may quote data, so they stay here.
+        # An exception's message may quote data, so it stays here.
         log(ERROR, "%s", traceback.format_exc())
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
@@ -117,7 +117,7 @@ def fingerprint(
 
 
 def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """In what two fingerprints differ, in words: "another backbone and another seed"; empty if in nothing."""
+    """Where two fingerprints differ, in words: "another backbone and another seed"; empty if they do not."""
     return " and ".join(f"another {part}" for part, value in wanted.items() if found.get(part) != value)
 
 
@@ -131,7 +131,7 @@ def _about(host: Host) -> dict[str, str]:
     return _last[0][1]
 
 
-# ---- where a node's data are
+# ---- a node's host
 
 _hosts: dict[str, Host] = {}  # of this process: at most one, by its description
 
@@ -141,7 +141,7 @@ def hosted(description: str) -> Host:
     if description not in _hosts:
         forget()
         given = json.loads(description)
-        # Not in place of Ray's own entries, as a worker process does it, but behind them.
+        # Appended, since Ray's own entries must stay.
         sys.path.extend(entry for entry in given.get("path", []) if entry not in sys.path)
         _hosts[description] = host_from(given)
     return _hosts[description]

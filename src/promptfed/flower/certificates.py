@@ -116,7 +116,7 @@ def pem(certificate: x509.Certificate) -> bytes:
 
 
 def hosts(certificate: x509.Certificate) -> list[str]:
-    """The names and addresses that it holds for."""
+    """The names and addresses that it is valid for."""
     try:
         named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -125,7 +125,7 @@ def hosts(certificate: x509.Certificate) -> list[str]:
 
 
 def make_pair(folder: Path) -> Path:
-    """A site's key pair, as Flower reads it; -> the public key, which is to be sent to the server's engineer."""
+    """A site's key pair, as Flower reads it; -> the public key, for the server's engineer."""
     key = ec.generate_private_key(ec.SECP384R1())
     content = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()

@@ -21,14 +21,14 @@ from .app import differing
 
 @dataclass(frozen=True)
 class Expected:
-    """What every node must agree with, and what its answers are held against."""
+    """What every node must agree with, and what its answers are checked against."""
 
     clients: int  # they are 0 to clients - 1
     classes: int
     shared: Params  # names and types of what goes up
     fingerprint: dict[str, str]
     domains: int = 0  # columns of a table of groups; 0: there are none
-    nodes: Mapping[int, int] | None = None  # which client each node is; none: nodes say so themselves
+    nodes: Mapping[int, int] | None = None  # which client each node is; None: nodes say so themselves
 
 
 _Result = tuple[Any, Params, int]  # what a node answered, its tensors and the bytes of those
@@ -72,7 +72,7 @@ class FlowerClients(MessageClients):
         self._alive, self._missing, self._stop = alive, missing, stop
         self._nodes: dict[int, int] = {}  # client -> node
         self._quiet: dict[int, float] = {}  # nodes that did not say who they are, and when they are asked again
-        self._refused: set[int] = set()  # nodes that will not fit later either
+        self._refused: set[int] = set()  # nodes that will never fit
         self._patience, self._enough = patience, enough
         self._meet()
 
@@ -82,8 +82,8 @@ class FlowerClients(MessageClients):
     # ---- who is there
 
     def _meet(self) -> None:
-        """Waits for all nodes, and learns which client each of them is. Whoever does not answer is asked again until
-        the patience is over: Flower takes a node for gone that was killed a moment ago, and for there that is gone."""
+        """Waits for all nodes, and learns which client each of them is. Nodes that do not answer are asked again until
+        the patience is over: Flower's list of nodes lags behind when one is killed or comes back."""
         count, patience = self._expected.clients, self._patience
         until, waited = time.monotonic() + patience, list[int]()
         while True:
@@ -101,12 +101,12 @@ class FlowerClients(MessageClients):
         self._complain(silent, error=self._enough is None)
         if len(self._nodes) < (count if self._enough is None else self._enough):
             raise UserError(
-                f'engine.name = "flower": {len(there)} of {count} nodes are there after {patience:g} s; '
+                f'engine.name = "flower": {len(there)} of {count} nodes are connected after {patience:g} s; '
                 f"no node is client {', '.join(map(str, absent))}"
             )
 
     def _complain(self, why: Mapping[int, str], error: bool) -> None:
-        """Of nodes that cannot take part."""
+        """Raises or warns about nodes that cannot take part."""
         known = self._expected.nodes or {}
         called = {node: f"client {known[node]} (node {node})" if node in known else f"node {node}" for node in why}
         told = [f"{called[node]} cannot take part: {said}" for node, said in why.items()]
@@ -116,7 +116,7 @@ class FlowerClients(MessageClients):
             warnings.warn(one, stacklevel=4)
 
     def _take_in(self, nodes: set[int], seconds: float) -> dict[int, str]:
-        """-> the nodes that did not answer. At the start of a run one that cannot take part is an error."""
+        """-> nodes that did not answer, and why. At the start of a run a node that cannot take part is an error."""
         silent, refused = {}, {}
         for node, found in self._identify(sorted(nodes), max(seconds, 0.0)).items():
             if isinstance(found, str) and found.startswith(_NO_ANSWER):
@@ -130,30 +130,30 @@ class FlowerClients(MessageClients):
         return silent
 
     def _present(self) -> dict[int, int]:
-        """The clients whose nodes are there. One that has come back under another number is known again."""
+        """Connected clients and their nodes. A client that came back under another node number is recognised."""
         there = self._there()
         unknown = there - set(self._nodes.values()) - self._refused
         quiet = {node for node, until in self._quiet.items() if until > time.monotonic()}
         for node, found in self._identify(sorted(unknown - quiet), _SHORT).items():
             if isinstance(found, str):
-                if found != _SILENT[ErrorCode.NODE_UNAVAILABLE]:  # which is known at once
+                if found != _SILENT[ErrorCode.NODE_UNAVAILABLE]:  # known without waiting
                     self._quiet[node] = time.monotonic() + _SHORT  # it is asked again then
                 continue
             why = self._unwelcome(node, found)
             if why:
                 self._complain({node: why}, error=False)
-                # A place is given away only when the node that had it is gone, which may yet be.
+                # A client is taken over only when its earlier node is gone, which may still happen.
                 if found.client not in self._nodes:
                     self._refused.add(node)
         return {client: node for client, node in self._nodes.items() if node in there}
 
     def _there(self) -> set[int]:
-        """The nodes that are there; where sites were admitted, of these alone."""
+        """Connected nodes; where sites were admitted, only theirs."""
         there = set(self._grid.get_node_ids())
         return there if self._expected.nodes is None else there & set(self._expected.nodes)
 
     def _unwelcome(self, node: int, found: wire.IdentifyResult) -> str:
-        """Takes a node in, or says why not."""
+        """Accepts a node, or says why not."""
         expected, client = self._expected, found.client
         if expected.nodes is not None and expected.nodes.get(node) != client:
             place = expected.nodes.get(node, "none")
@@ -170,7 +170,7 @@ class FlowerClients(MessageClients):
         return ""
 
     def _identify(self, nodes: Sequence[int], most: float = math.inf) -> dict[int, wire.IdentifyResult | str]:
-        """-> what each node says of itself, or what is wrong with it"""
+        """-> what each node says about itself, or what is wrong with it"""
         found: dict[int, wire.IdentifyResult | str] = dict.fromkeys(nodes, _NO_ANSWER)
         timeout = min(self._patience, self._timeout or self._patience, most)
         hello = wire.write_request(wire.Identify(), fingerprint=self._expected.fingerprint)
@@ -192,7 +192,7 @@ class FlowerClients(MessageClients):
             self._notify(task, [client], len(sent))
             packed = packing([client])
             received[client] = packed.received[client]
-            # A node may have come back with another model than it had, which its number does not tell.
+            # With a fingerprint: a node may have come back with another model under the same number.
             content = wire.write_request(packed.request, packed.blobs, self._expected.fingerprint)
             return nodes[client], content
 
@@ -229,7 +229,7 @@ class FlowerClients(MessageClients):
             while queue and (self._window is None or len(waiting) < self._window):
                 client = queue.pop()
                 node, content = letter(client)
-                # No node works on a message, nor is its answer kept, that nobody waits for any more.
+                # ttl: no node works on a message that has timed out here, nor is its answer kept.
                 message = Message(content, node, wire.TYPES[task.ask], ttl=timeout, group_id=group)
                 ids = [i for i in self._grid.push_messages([message]) if i]
                 if ids:
@@ -250,7 +250,7 @@ class FlowerClients(MessageClients):
                 time.sleep(self._poll)
 
     def _pull(self, names: Sequence[str]) -> tuple[list[Message], list[str]]:
-        """Answers that have come; and to which messages one has come that Flower cannot make sense of."""
+        """Answers so far; and the messages whose answer Flower cannot decode."""
         if not names:
             return [], []
         try:
@@ -297,9 +297,9 @@ class FlowerClients(MessageClients):
 
 
 _NO_ANSWER = "no answer"
-_SHORT = 60.0  # seconds in which a node that comes in the middle of a run must say who it is
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what Flower raises for objects that are none
-# What Flower answers for nodes that do not, in the words of a record.
+_SHORT = 60.0  # seconds in which a node that connects in the middle of a run must say which client it is
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what Flower raises for malformed objects
+# What Flower answers for nodes that do not answer, in the words of a record.
 _SILENT = {
     ErrorCode.MESSAGE_UNAVAILABLE: f"{_NO_ANSWER} in time",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: f"{_NO_ANSWER} in time",
@@ -315,5 +315,5 @@ def _round(task: M.Task | wire.Identify) -> str:
 
 
 def _line(text: str) -> str:
-    """One line of what a node says, of bounded length and without what a terminal would obey."""
+    """What a node says as one line of bounded length, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())[:500])

@@ -1,6 +1,6 @@
 """A site's own count of the updates it has released under differential privacy, over all runs.
 
-The server counts too, and states its count in the result; with this a site need not believe it.
+The server counts too, and states its count in the result; with this a site need not trust it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..privacy import Privacy, epsilon
 
 
 class Ledger:
-    """`most` tells the epsilon beyond which the site releases no more, each time: it may be changed under a running
-    node. None: it only counts."""
+    """`most` returns the epsilon that the site must not exceed; it is called every time, since it may change while a
+    node is running. None: only count."""
 
     def __init__(self, file: Path, privacy: Privacy, most: Callable[[], float | None] = lambda: None) -> None:
         self._file, self._privacy, self._most = file, privacy, most
 
     def answers(self) -> dict[float, int]:
-        """How many there were with each noise."""
+        """Number of updates per noise."""
         try:
             held = json.loads(self._file.read_text()) if self._file.exists() else {}
             return {float(noise): int(n) for noise, n in held.items()}
@@ -30,12 +30,12 @@ class Ledger:
             raise UserError(f'"{self._file}" is damaged: it must hold {{"noise": updates, ...}}') from None
 
     def epsilon(self, more: int = 0) -> float:
-        """What they reveal, and so many more with the present noise."""
+        """What they reveal, together with `more` updates at the present noise."""
         held, noise = self.answers(), self._privacy.noise
         return epsilon({**held, noise: held.get(noise, 0) + more}, self._privacy.delta)
 
     def check(self) -> None:
-        """Raises UserError if there may not be another."""
+        """Raises UserError if another update is not allowed."""
         most = self._most()
         if most is not None and self.epsilon(more=1) > most:
             raise UserError(
@@ -44,7 +44,7 @@ class Ledger:
             )
 
     def told(self) -> str:
-        """What they reveal, for a person. Raises UserError if that is more than it may be."""
+        """What they reveal, in one sentence. Raises UserError if that exceeds the limit."""
         most, spent, n = self._most(), self.epsilon(), sum(self.answers().values())
         if most is not None and spent > most:
             raise UserError(f"{n} updates released so far reveal epsilon {spent:.3g}, and site.toml allows {most:g}")
@@ -52,6 +52,6 @@ class Ledger:
         return f"updates released so far: {n}, which reveal epsilon {spent:.3g}; {limit}"
 
     def count(self) -> None:
-        """One more, noted before it leaves."""
+        """Counts an update, before it is sent."""
         held, noise = self.answers(), self._privacy.noise
         files.write(self._file, json.dumps({**held, noise: held.get(noise, 0) + 1}).encode())

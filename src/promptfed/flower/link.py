@@ -2,7 +2,7 @@
 
 Flower serves three interfaces on one port. The Fleet interface is for nodes, which sign what they ask with their keys.
 The Control interface starts and stops runs, takes apps whose code is then run, and registers nodes; the Runtime
-interface is for the processes that run them. Neither of these asks who is there, so the door lets nobody in from other
+interface is for the processes that run them. Neither authenticates its callers, so the door closes both to other
 machines.
 """
 
@@ -33,12 +33,12 @@ from .server import FOLDER, LINK
 _Scope = MutableMapping[str, Any]
 _App = Callable[[_Scope, Any, Any], Awaitable[None]]
 _OPEN = "/v1/fleet/"  # what other machines may ask for
-_ASKED = "127.0.0.1"  # where the SuperLink is asked from its own machine
+_ASKED = "127.0.0.1"  # where commands on this machine reach the SuperLink
 _LISTEN = {_ASKED: [_ASKED], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # always there, too
 
 
 class Door:
-    """From other machines nothing is let in but what nodes ask for."""
+    """Admits only nodes' requests from other machines."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
@@ -74,13 +74,13 @@ def link(
     if insecure and host != _ASKED:
         raise UserError(f'--host = "{host}" needs TLS: without it the SuperLink serves {_ASKED} alone')
     name, _, port = agreed.address.rpartition(":")
-    end = "" if insecure else f"; its certificate holds until {_checked(folder, [name, _ASKED])}"
+    end = "" if insecure else f"; its certificate is valid until {_checked(folder, [name, _ASKED])}"
     listeners = [_bound(address, int(port)) for address in _LISTEN[host]]
     os.umask(0o077)
     os.environ |= {FOLDER: str(folder), LINK: str(os.getpid()), "FLWR_HOME": str(folder / ".flwr")}
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's programs
     config = _config(folder, host, int(port), insecure)
-    logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit asks all the time
+    logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit polls it
     app = F.create_app(config, F.SuperLinkLifespan)
     app.add_middleware(Door)  # outermost
     server = uvicorn.Server(
@@ -90,10 +90,10 @@ def link(
             log_config=F.get_uvicorn_log_config(30),
             ssl_keyfile=config.ssl_keyfile,
             ssl_certfile=config.ssl_certfile,
-            proxy_headers=False,  # nobody is believed who says where a request comes from
+            proxy_headers=False,  # headers that claim another origin are not trusted
         )
     )
-    say(f"sites find the SuperLink at {agreed.address}{end}; other machines than this one are answered as nodes only")
+    say(f"sites find the SuperLink at {agreed.address}{end}; requests from other machines are accepted from nodes only")
     try:
         server.run(sockets=listeners)
     except KeyboardInterrupt:
@@ -132,7 +132,7 @@ def _config(folder: Path, host: str, port: int, insecure: bool) -> F.SuperLinkLi
 
 
 def _checked(folder: Path, names: Sequence[str]) -> str:
-    """Until when the server's certificate holds, if it does and for these names."""
+    """Checks the server's certificate for these names; -> when it expires"""
     tls, again = folder / TLS, f"promptfed flower certs {folder}"
     if not all((tls / name).exists() for name in (certificates.CA, certificates.SERVER, certificates.SERVER_KEY)):
         raise UserError(f'"{tls}" holds no certificates: {again} makes them')
@@ -144,7 +144,7 @@ def _checked(folder: Path, names: Sequence[str]) -> str:
     held = certificates.hosts(found)
     for name in names:
         if name not in held:
-            raise UserError(f'the server\'s certificate does not hold for "{name}": {again} makes one that does')
+            raise UserError(f'the server\'s certificate is not valid for "{name}": {again} makes one that does')
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             tls / certificates.SERVER, tls / certificates.SERVER_KEY
@@ -155,13 +155,13 @@ def _checked(folder: Path, names: Sequence[str]) -> str:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """The port, taken and not yet open."""
+    """A socket bound to the port, not yet listening."""
     six = ":" in host
     try:
         listener = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if six:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # to the door 127.0.0.1 must look like it
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # so that the door sees 127.0.0.1 as such
         listener.bind((host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -170,7 +170,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-# ---- asked of it
+# ---- requests to it
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _unanswered(error: httpx.HTTPError, address: str, folder: Path) -> str:
     if cause:
         return f"what answers at {address} does not speak TLS: is it a SuperLink that was started with --insecure?"
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
-        return f"what answers at {address} breaks off: a SuperLink with TLS is not asked with --insecure"
+        return f"what answers at {address} closes the connection: is it a SuperLink with TLS? then leave out --insecure"
     return f"no SuperLink answers at {address} ({type(error).__name__}): start it first"
 
 

@@ -1,4 +1,4 @@
-"""A site's node: Flower's SuperNode, and beside it one process that holds model, images and memory and answers.
+"""A site's node: Flower's SuperNode, and next to it one process that holds model, images and private state and answers.
 
 Left to itself a SuperNode starts a process for every message, which unpacks the app that the server has sent, imports
 it and loads the model. With `--isolation process` it leaves that to others: here, to `serve()`, which takes the
@@ -37,7 +37,7 @@ from .supernode import LOG, SuperNode
 from .wire import TYPES
 
 _POLL = 0.1  # seconds between looks for a task
-_GHOST = 90.0  # seconds: for up to 60 Flower takes a killed node for one that is there, and refuses it a second time
+_GHOST = 90.0  # seconds: for up to 60, Flower considers a killed node connected and refuses it a second time
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -45,7 +45,7 @@ def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = 
     """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
     site.private()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # by way of what has to be put away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # an exception, so that everything is closed
     with _alone(site):
         resident = Resident(site)
         try:
@@ -57,8 +57,8 @@ def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = 
 
 
 def _keep_up(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
-    """For a minute Flower takes a node that was killed for one that is there, and refuses it a second time."""
-    until: float | None = None  # of refusals, from the first on: to connect may have taken long
+    """Tries again while refused: for a minute, Flower considers a killed node connected."""
+    until: float | None = None  # counted from the first refusal: connecting may have taken long
     while True:
         node, code = _attend(site, app, insecure, said)
         if until is None or node.connected:
@@ -110,9 +110,9 @@ _Task = tuple[ExitStack, F.RuntimeHttpClient, Message, Context]  # what to close
 def serve(
     app: ClientApp, address: str, secret: bytes, alive: Callable[[], bool], said: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Takes tasks from the SuperNode at this address for as long as it is alive, and answers one after the other.
+    """Takes tasks from the SuperNode at this address while it is alive, and answers them one after the other.
 
-    What a task asks is fetched aside: of one whose SuperLink has died it may never come, and others must not wait.
+    Tasks are fetched in threads: a fetch may hang if the SuperLink has died, and other tasks must not wait.
     """
     ready: SimpleQueue[_Task] = SimpleQueue()
     with _client(address, F.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as client:
@@ -140,24 +140,24 @@ def _told(message: Message, context: Context) -> str:
 
 
 def _fetch(address: str, token: str, ready: SimpleQueue[_Task]) -> None:
-    """What is asked. The server's app comes with it, and is left where it is."""
+    """Fetches what is asked. The server's app comes with it, and is ignored."""
     with ExitStack() as stack:
         try:
             client = stack.enter_context(_client(address, F.RuntimeTokenHttpInterceptor(token)))
             stack.enter_context(_heartbeat(client))
             message, context, _, _ = F.pull_task_input(client)
-        except Exception as error:  # the SuperNode is gone, the task has expired, or the message is none
+        except Exception as error:  # the SuperNode is gone, the task has expired, or the message is malformed
             log(WARNING, "a message could not be fetched: %s: %s", type(error).__name__, error)
             return
         ready.put((stack.pop_all(), client, message, context))
 
 
 def _answer(app: ClientApp, stack: ExitStack, client: F.RuntimeHttpClient, message: Message, context: Context) -> None:
-    """One message, answered as Flower's own process would, but by the app that is here."""
+    """Answers one message as Flower's own process would, but with this app."""
     with stack, suppress(httpx.HTTPError):  # the SuperNode is gone, or the task has expired
         try:
             F.push_message(client, app(message=message, context=context), context)
-        except Exception as error:  # of a message that is none: the next one may be
+        except Exception as error:  # a malformed message; the next one may be fine
             log(WARNING, "a message could not be answered: %s: %s", type(error).__name__, error)
             F.push_task_output(client, context, F.SubStatus.FAILED, type(error).__name__)
         else:
@@ -177,7 +177,7 @@ def _client(address: str, interceptor: object) -> Iterator[F.RuntimeHttpClient]:
 
 @contextmanager
 def _heartbeat(client: F.RuntimeHttpClient) -> Iterator[None]:
-    """Tells that the task is under way. Flower's own would stop this process when a task has expired."""
+    """Reports that the task is in progress. Flower's own heartbeat would end this process when a task expires."""
 
     def beat() -> bool:
         with suppress(httpx.HTTPError):

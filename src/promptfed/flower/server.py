@@ -1,7 +1,7 @@
 """The server of a consortium: a ServerApp around the round loop, with the run's folder on the server's own disk.
 
-Flower does not go on with a run whose SuperLink was killed. The folder does: the same name submitted again begins
-behind the last completed round.
+Flower does not resume a run whose SuperLink was killed. The folder does: the same name submitted again continues
+after the last completed round.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .clients import FlowerClients
 from .simulation import expected
 from .site import AGREED, run_name
 
-LINK = "PROMPTFED_LINK"  # the environment variable that has the number of the SuperLink's process
-_HANDOVER = 15.0  # seconds in which the process of a SuperLink that was killed must have let go of a run
-FOLDER = "PROMPTFED_CONSORTIUM"  # the environment variable that names the consortium's folder: no message may
-SIZES = "sizes.json"  # of a run: how many training samples each client has, by what it said
-WAITING = "waiting.json"  # of a run: the clients that it waits for at its start
+LINK = "PROMPTFED_LINK"  # environment variable: process id of the SuperLink
+_HANDOVER = 15.0  # seconds in which the process of a killed SuperLink must have released a run
+FOLDER = "PROMPTFED_CONSORTIUM"  # environment variable: the consortium's folder, which no message may name
+SIZES = "sizes.json"  # of a run: training samples per client, as reported by it
+WAITING = "waiting.json"  # of a run: clients it is waiting for at its start
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -64,15 +64,15 @@ def main(grid: Grid, context: Context) -> None:
             return
         except record.Busy:
             if time.monotonic() > until:
-                raise UserError(f'run "{path.name}" is under way already') from None
+                raise UserError(f'run "{path.name}" is already running') from None
             time.sleep(0.5)
 
 
 def _end_with(link: int) -> None:
-    """Ends this process when the SuperLink's has ended: it would hold the run's folder, and nobody hears it."""
+    """Ends this process when the SuperLink's has ended: it would keep the run's folder locked for nothing."""
     try:
         while link:
-            os.kill(link, 0)  # which only asks whether it is there
+            os.kill(link, 0)  # only checks that it exists
             time.sleep(0.5)
     except ProcessLookupError:
         os._exit(1)
@@ -114,7 +114,7 @@ class Log(View):
 
 
 def told(line: Line, clients: int = 0) -> str:
-    """A round in one line. `clients`: how many there are, to tell when a mean is of fewer."""
+    """A round in one line. `clients`: their number, to mention when a mean is over fewer."""
     parts = [f"round {line['round']}"]
     if line["train_loss"] is not None:
         parts.append(f"loss {line['train_loss']:.4f}")

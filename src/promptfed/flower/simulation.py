@@ -1,4 +1,4 @@
-"""A federation on Flower: simulated on this machine, and what a deployment's app is made of."""
+"""A federation on Flower, simulated on this machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def simulate(parts: Parts, folder: Path) -> FlowerClients:
     app = client_app(partial(simulated, str(file)))
     simulation = Simulation(app, wanted.clients, workers, gpus=float(parts.device.type == "cuda"))
     try:
-        # Enough under way that no process waits while Flower looks for the next message, ten times a second.
+        # Enough requests under way to keep all processes busy: Flower fetches messages ten times a second.
         return FlowerClients(
             simulation.grid(),
             wanted,
@@ -69,7 +69,7 @@ class Simulation:
 
     The round loop stays where it is, in the caller's thread: errors and Ctrl-C reach the user as with any engine.
     It starts a Ray, which Flower shuts down in the end. Ray listens on all of the machine's addresses, whichever it is
-    told to use; only who knows the token made for this process is answered (_flwr.py).
+    told to use; it answers only callers with the token made for this process (_flwr.py).
     """
 
     def __init__(self, app: ClientApp, nodes: int, workers: int, gpus: float = 0.0) -> None:
@@ -100,8 +100,10 @@ class Simulation:
         if not self._thread.is_alive():
             cause = self._error
             while cause is not None and cause.__cause__ is not None:
-                cause = cause.__cause__  # Flower puts sentences of its own around what happened
-            why = "without a word" if cause is None else f"{type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
+                cause = cause.__cause__  # Flower wraps the original exception
+            why = (
+                "without an error" if cause is None else f"{type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
+            )
             raise UserError(f'engine.name = "flower": the simulation has ended ({why})')
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 site.toml        which client it is, where its images and weights are
 consortium.toml  what all have agreed on: the server's own file, word for word
-runs/NAME/       of each run: what is private (clients/), and what the site was last sent (received.safetensors)
-released.json    how many updates it has released under differential privacy, of all runs
+runs/NAME/       per run: private state (clients/), and what the site last received (received.safetensors)
+released.json    number of updates released under differential privacy, over all runs
 cache/           its images, decoded
 
-The folder is for its owner alone. Nothing in it is ever sent but what a method shares.
+The folder is for its owner alone. Only what a method shares is ever sent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..training import Work
 from .ledger import Ledger
 
 SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
-_EMPTY = 100_000  # bytes that a run takes before it has begun
+_EMPTY = 100_000  # bytes of a run that has not started
 KEY = "site.key"
 _log = logging.getLogger("flwr")  # a node's own
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -49,7 +49,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def run_name(name: Any) -> str:
-    """A run's name, which becomes that of a folder at the server and at every site."""
+    """A run's name, checked: it becomes a folder's name at the server and at every site."""
     if not isinstance(name, str) or not _RUN.fullmatch(name):
         raise UserError(f'the run\'s name "{str(name)[:100]}" must be letters, digits, "-", "_" and ".", 100 at most')
     return name
@@ -62,11 +62,11 @@ class Settings(BaseModel):
 
     client: int = Field(ge=0, description="which client of the consortium this is")
     data: str = Field(description="its images: class/*.jpg")
-    backbone: str | None = Field(None, description="where the weights are here; none: where the agreed name says")
+    backbone: str | None = Field(None, description="path of the weights at this site; none: the agreed name is used")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
-    threads: int = Field(0, ge=0, description="threads on a CPU; 0: as many as torch likes")
-    runs_gb: float = Field(20.0, gt=0, description="disk that runs may take here, all together")
-    epsilon: float | None = Field(None, gt=0, description="what the site's updates may reveal at most, over all runs")
+    threads: int = Field(0, ge=0, description="threads on a CPU; 0: torch's default")
+    runs_gb: float = Field(20.0, gt=0, description="disk space for all runs together, in GB")
+    epsilon: float | None = Field(None, gt=0, description="limit of what the site's updates may reveal, over all runs")
 
 
 def read_settings(folder: Path) -> Settings:
@@ -126,7 +126,7 @@ class SiteFolder:
         return read_settings(self.folder) if (self.folder / SETTINGS).exists() else self.settings
 
     def private(self) -> None:
-        """Raises UserError if other accounts of this machine can read what is the site's alone."""
+        """Raises UserError if other accounts of this machine can read the site's private files."""
         for path, mode in ((self.folder, "700"), (self.folder / KEY, "600")):
             if path.exists() and path.stat().st_mode & 0o077:
                 raise UserError(f'"{path}" can be read by others: chmod {mode} {path}')
@@ -139,13 +139,13 @@ class SiteFolder:
         )
         known = np.array(site_images.class_indices(path, site_images.read(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
-        os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are no less private
+        os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are private too
         given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
         held = load(given, models.resize(self.settings.backbone or self.config.backbone.name))
         return replace(held, labels=known[held.labels], classes=agreed.classes)
 
     def parts(self, device: str | None = None) -> build.Parts:
-        """As at the server, with this one site's images."""
+        """As at the server, with the images of this site."""
         settings, agreed = self.settings, self.config.backbone.name
         here = {"device": device or settings.device, "threads": settings.threads, "workers": 1, "block": 1}
         config = C.make(self.config.complete(), {"engine": here, "backbone": {"name": settings.backbone or agreed}})
@@ -171,10 +171,10 @@ class SiteFolder:
         return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
     def room(self, more: int) -> None:
-        """Raises UserError if runs would take more disk with so many more bytes: a server must not fill it up."""
+        """Raises UserError if `more` bytes would exceed runs_gb: a server must not fill the site's disk."""
         held = 0
         for file in (self.folder / "runs").rglob("*"):
-            with suppress(FileNotFoundError):  # another process of the site's may be at work
+            with suppress(FileNotFoundError):  # another process of the site may have deleted it
                 held += file.lstat().st_blocks * 512
         most = self.now().runs_gb
         if held + more > most * 1e9:
@@ -201,7 +201,7 @@ class SiteHost(Host):
                 self.ledger.check()
             if task.round > 1 and self._begins(request.clients[0].client, task.round):
                 _log.warning(
-                    "run %s is in round %d; here private parameters begin anew, as in a first round",
+                    "run %s is in round %d; private parameters begin anew here, as in a first round",
                     self.folder.name,
                     task.round,
                 )

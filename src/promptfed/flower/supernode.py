@@ -1,6 +1,6 @@
-"""Flower's SuperNode as a process of its own, and what it says in words for a site's engineer.
+"""Flower's SuperNode as a process of its own, and its output in plain words for a site's engineer.
 
-All that it says is in the site's node.log.
+The whole output is in the site's node.log.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .certificates import CA, KEY
 from .site import SiteFolder
 
 LOG = "node.log"
-_MOST = 10_000_000  # bytes of a log that is begun anew
-_QUIET = 60.0  # seconds between words about a server that does not answer
+_MOST = 10_000_000  # bytes after which the log starts anew
+_QUIET = 60.0  # seconds between messages about a server that does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# It ends with whoever started it: with nobody to answer for it, it would take messages and be silent.
+# It ends with its parent: alone, it would take messages and never answer.
 _PROGRAM = """
 import os, signal, threading, time
 def watch(parent=os.getppid()):
@@ -36,7 +36,7 @@ flower_supernode()
 
 
 class SuperNode:
-    """`fault`: why it cannot connect, as far as it has said so. `refused`: that the SuperLink does not let it in."""
+    """`fault`: why it cannot connect, if it said so. `refused`: whether the SuperLink rejects it."""
 
     def __init__(self, site: SiteFolder, insecure: bool, port: int, scratch: Path, said: Callable[[str], None]) -> None:
         self._said, self._client, self._address = said, site.settings.client, site.agreed.address
@@ -59,7 +59,7 @@ class SuperNode:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for this process, which then lets it sign off
+            start_new_session=True,  # Ctrl-C reaches this process only, which then ends it in order
         )
         said(f"client {self._client}: connecting to {self._address}; its SuperNode is process {self._process.pid}")
         assert self._process.stdout
@@ -91,7 +91,7 @@ class SuperNode:
                 self.hear(_COLOUR.sub("", line).strip())
 
     def hear(self, line: str) -> None:
-        """A line of what it says."""
+        """A line of its output."""
         found = re.search(r"SuperNode ID: (\d+)", line)
         if found:
             self.connected = True
@@ -99,7 +99,7 @@ class SuperNode:
         elif "retrying in" in line:
             if time.monotonic() - self._told > _QUIET:
                 self._told = time.monotonic()
-                self._said(f"no SuperLink answers at {self._address} {self._tls}; trying on until one does")
+                self._said(f"no SuperLink answers at {self._address} {self._tls}; trying until one does")
         elif "[code: 2004]" in line:
             self.refused = True
         elif "CERTIFICATE_VERIFY_FAILED" in line:
@@ -110,4 +110,4 @@ class SuperNode:
             return f"the certificate of {self._address} has expired: the server's engineer renews it"
         if "mismatch" in line or "not valid for" in line:
             return f"the certificate of the server is not for {self._address}: promptfed flower certs --host adds names"
-        return f"{CA} does not vouch for the server at {self._address}: it is another consortium's, or an old one"
+        return f"{CA} is not the authority of the server at {self._address}: it is another consortium's, or outdated"

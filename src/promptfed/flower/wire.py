@@ -5,7 +5,7 @@ names by content and stores once for all nodes that receive them; bytes in a Con
 Array's data are the blob as it is, under a serialisation type of our own: neither side calls numpy's reader or pickle.
 
 All that is read here may come from a stranger. Types, lengths and sizes are checked against what was declared before
-anything is parsed or allocated; whatever does not fit is Malformed, told in one sentence. (Flower itself has received
+anything is parsed or allocated; anything else is Malformed, in one sentence. (Flower itself has received
 the message by then: its own limit is that of gRPC.)
 """
 
@@ -39,7 +39,7 @@ _HEAD, _JSON, _BLOBS, _STYPE = "promptfed", "json", "blobs", "safetensors"
 
 
 class Malformed(UserError):
-    """A message that is not what it must be."""
+    """A message that does not fit the schema or the limits."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def read_request(content: RecordDict, limits: Limits = LIMITS) -> tuple[Asked, l
             raise Malformed(f"malformed message: a request to {len(asked.note.clients)} clients in place of 1")
         for index in [asked.note.clients[0].blob, *asked.note.new.values()]:
             if index >= len(blobs):
-                raise Malformed(f"malformed message: it has {len(blobs)} blobs and names number {index}")
+                raise Malformed(f"malformed message: it has {len(blobs)} blobs and refers to number {index}")
     return asked, blobs
 
 
@@ -163,7 +163,7 @@ _H = TypeVar("_H", Asked, Answered[Any])
 def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list[bytes]]:
     held, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
     if not set(content) <= {_HEAD, _BLOBS} or not isinstance(held, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise Malformed("malformed message: other records than a head and blobs")
+        raise Malformed("malformed message: its records must be a head and blobs")
     text = held.get(_JSON)
     if set(held) != {_JSON} or not isinstance(text, str):
         raise Malformed("malformed message: its head is not one string")
@@ -181,7 +181,7 @@ def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list
     if sum(sizes) > limits.bytes:
         raise Malformed(f"malformed message: blobs of {sum(sizes)} bytes, more than {limits.bytes}")
     if set(arrays) != {str(i) for i, size in enumerate(sizes) if size}:
-        raise Malformed("malformed message: other blobs than its head says")
+        raise Malformed("malformed message: its blobs are not those that its head lists")
     blobs = []
     for i, size in enumerate(sizes):
         if not size:
@@ -195,14 +195,14 @@ def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list
 
 
 def _parts(text: str) -> int:
-    """How many keys, lists and objects JSON has at most: those in strings count too."""
+    """An upper bound on keys, lists and objects in JSON: characters in strings count too."""
     return sum(map(text.count, ":[{"))
 
 
 def _first(error: ValidationError, otherwise: str) -> str:
-    """The first complaint of a validation, in printable characters: it may quote keys."""
-    if error.error_count() > 100:  # to list them takes a while
-        return f"{otherwise}: {error.error_count()} mistakes"
+    """The first validation error, in printable characters: it may quote keys."""
+    if error.error_count() > 100:  # listing them takes long
+        return f"{otherwise}: {error.error_count()} errors"
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{_printable('.'.join(map(str, first['loc']))) or otherwise}: {_printable(first['msg'])}"
 
@@ -226,7 +226,7 @@ class _Tensor(M.Note):
 
 
 def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
-    """Bytes of each tensor, checked one after the other: a header may have as many mistakes as it has room for."""
+    """Bytes of each tensor, checked one by one: a header may have very many errors."""
     if sum(map(header.count, (b":", b"[", b"{"))) > 8 * (limits.tensors + 1):  # a tensor has seven
         raise Malformed(f"malformed blob: more than {limits.tensors} tensors")
     try:
@@ -234,7 +234,7 @@ def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
     except ValueError:
         raise Malformed("malformed blob: its header is not JSON") from None
     if not isinstance(held, dict) or held.pop("__metadata__", None) != _METADATA:
-        raise Malformed("malformed blob: other metadata than ours")
+        raise Malformed("malformed blob: its metadata is not promptfed's")
     if len(held) > limits.tensors:
         raise Malformed(f"malformed blob: {len(held)} tensors, more than {limits.tensors}")
     for name, entry in held.items():
@@ -249,7 +249,7 @@ def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
 
 
 def tensors(blob: bytes, limits: Limits = LIMITS) -> Params:
-    """What a blob holds: its header is checked before a tensor is made."""
+    """A blob's tensors: its header is checked before any is made."""
     if not blob:
         return {}
     size = int.from_bytes(blob[:8], "little")
