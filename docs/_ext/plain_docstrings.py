@@ -8,6 +8,8 @@ from sphinx.application import Sphinx
 
 def escape(line: str) -> str:
     """Escape stars, bars and underscores outside backticks. A line that is a call is an example."""
+    if line.startswith((">>> ", "...")):
+        return line
     if re.fullmatch(r"\w+\(.*\)", line.strip()):
         return f"``{line.strip()}``"
     parts = re.split(r"(`[^`]*`)", line.strip())

@@ -42,16 +42,24 @@ LONER, BLIND = 3, 4  # the client with one sample, the one without validation an
 
 
 def check_method(
-    name: str, backbone: str = "cnn", size: int = 16, over: type[Case] | None = None, **settings: Any
+    name: str,
+    backbone: str | None = None,
+    size: int | None = None,
+    over: type[Case] | None = None,
+    **settings: Any,
 ) -> None:
-    """Runs all checks on images of size x size; an AssertionError says which one does not hold. `over`: a kind of case
-    with another engine."""
+    """Runs all checks on images of size x size; an AssertionError says which one does not hold. By default on the
+    smallest embedded backbone that the method runs on. `over`: a kind of case with another engine."""
     short = {"epochs": 2, "batch_size": 4, "prompt_epochs": 1, "head_epochs": 1, "iterations": 12, "finetune_epochs": 1}
     known = methods.fields(name)
     short = {
         key: value for key, value in short.items() if key in known and (key != "finetune_epochs" or known[key].default)
     }
     method = methods.create(name, {**short, **settings})
+    if backbone is None:
+        kind = methods.backbones(method)
+        backbone = "cnn" if kind == "any" else "vit-mini" if kind == "transformers" else "clip-mini"
+    size = size or (32 if backbone in ("vit-mini", "clip-mini") else 16)
     with tempfile.TemporaryDirectory() as folder, _cache(folder):
         model = models.build(backbone, (3, size, size), 4, 5, NAMES)
         case = (over or Case)(method, model, tiny_federation(Path(folder), size=size))

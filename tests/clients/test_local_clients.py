@@ -207,7 +207,11 @@ def heard_of(method, tmp_path, block=1, workers=1):
             heard.append(line)
 
     # With event files there are two views.
-    settings = {**SMALL, "rounds": 1, "engine": {"workers": workers, "block": block, "tensorboard": workers == 1}}
+    settings = {
+        **SMALL,
+        "rounds": 1,
+        "engine": {"workers": workers, "block": block, "trackers": ["tensorboard"] * (workers == 1)},
+    }
     promptfed.run(method=method, out=tmp_path / "run", view=Ears(), **settings)
     return heard[:-1], heard[-1]
 

@@ -241,7 +241,7 @@ def test_pi_is_kept_and_nothing_of_it_is_sent(tmp_path: Path) -> None:
 
 def test_components_that_could_not_come_apart_are_refused() -> None:
     alike = Linear("linear", MODEL.image, CLASSES, {n: torch.zeros_like(p) for n, p in MODEL.weights.items()})
-    with pytest.raises(UserError, match="all components would start, and stay, the same"):
+    with pytest.raises(UserError, match="components start and stay equal with this tuning, use 1"):
         Mixture(inner=Full()).check(alike)
     Mixture(inner=Full(), components=1).check(alike)
     Mixture(inner=Full()).check(MODEL)

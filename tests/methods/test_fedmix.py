@@ -211,7 +211,9 @@ def test_the_server_hands_everybodys_means_to_everybody_and_adds_a_newcomers() -
 
 def test_what_it_refuses() -> None:
     method = create(f"{NAME}+head")
-    with pytest.raises(UserError, match="FedMix mixes images, and this tuning sees only what is frozen of them"):
+    with pytest.raises(
+        UserError, match="FedMix mixes images, and this tuning uses only cached outputs of frozen layers"
+    ):
         method.check(MODEL, method.tuning.init(MODEL, 0))
     with pytest.raises(UserError, match=r"method\.mean_size = 1 would send the images themselves"):
         mixed(mean_size=1).check(MODEL, MODEL.weights)

@@ -102,6 +102,6 @@ def outcome(numbers: dict[str, Any]) -> Group:
 
 # Below the numbers of a run.
 _MEANING = (
-    "local: mean over clients, on their own test data; std, worst: over clients; global: on everybody's test data.",
+    "local: mean over clients, on their own test data; std, worst: over clients; global: on all clients' test data.",
     "To report: aggregated, last, over several seeds (compare --seeds 0,1,2); why: docs/concepts.md, What to report.",
 )

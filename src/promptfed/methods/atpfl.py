@@ -56,7 +56,7 @@ class Tpfl(Method):
     tuned: ClassVar[type[Tuning]] = Twin
 
     tuning: Tuning = Field(default_factory=Twin, description="what is trained")
-    batch_size: int = Field(32, ge=1, description="samples a step")
+    batch_size: int = Field(32, ge=1, description="samples per step")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="local optimiser")
     lr: float = Field(1e-3, gt=0, description="local learning rate")
     cosine_rounds: int = Field(20, ge=0, description="rounds in which the learning rate falls to zero; 0: it stays")

@@ -1,9 +1,10 @@
-"""FedEM: every client's data are a mixture of a few distributions, each with a model that all clients learn together.
+"""FedEM: every client's data are a mixture of a few distributions, each with a model that all clients train together.
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions" (NeurIPS 2021), Algorithm 1. The E-step
-is taken once a round, with what was received; the M-step of the components is the local descent.
+is taken once per round, with the received models; the M-step of the components is the local descent.
 """
 
+import re
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import params as P
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
@@ -19,34 +21,39 @@ from ..phases import Batch, Context
 from ..seeding import torch_rng
 from ..tuning import Wrapper
 
-_TINY = 1e-12  # stands for a weight of zero, whose logarithm would not be finite
+_TINY = 1e-12  # replaces a weight of zero, whose logarithm is not finite
 
 
 class Mixture(Wrapper):
-    """Several copies of what is tuned, and how much each of them counts (pi)."""
+    """Several copies of what is tuned, and their weights (pi)."""
 
     roles: ClassVar[dict[str, str]] = {"mixture": "mixture"}
     about: ClassVar[str] = "mixture"
 
-    components: int = Field(3, ge=1, description="distributions that are mixed (M)")
+    components: int = Field(3, ge=1, description="number of distributions in the mixture (M)")
 
     def role(self, name: str) -> str:
-        return super().role(name.split(".", 2)[2] if name.startswith("mix.") else name)
+        component = re.match(r"mix\.\d+\.", name)
+        return super().role(name[component.end() :] if component else name)
 
     def check(self, model: Model) -> None:
         super().check(model)
         if self.components > 1:
             first, second = self.start(model, 0, 0), self.start(model, 0, 1)
             if all(torch.equal(p, second[name]) for name, p in first.items()):
-                raise UserError("method.components: with this tuning all components would start, and stay, the same")
+                raise UserError(
+                    f"method.components = {self.components}: components start and stay equal with this tuning, use 1"
+                )
 
     def init(self, model: Model, seed: int) -> Params:
-        parts = {f"mix.{m}.{name}": p for m in range(self.components) for name, p in self.start(model, seed, m).items()}
-        return {"mixture": torch.full((self.components,), 1 / self.components), **parts}
+        params = {"mixture": torch.full((self.components,), 1 / self.components)}
+        for m in range(self.components):
+            params |= P.nested(f"mix.{m}", self.start(model, seed, m))
+        return params
 
     def start(self, model: Model, seed: int, m: int) -> Params:
-        """Component 0 starts as the tuning does by itself. The others have seeds and heads of their own: bodies may
-        start alike (pre-trained ones do), and unlike heads pull them apart."""
+        """Component 0 starts as the tuning alone would. The others have their own seeds and heads: bodies may start
+        equal (pre-trained ones do), and different heads make them diverge."""
         params, g = self.inner.init(model, seed + m), torch_rng(seed, "mixture", m)
 
         def redrawn(p: Tensor) -> Tensor:
@@ -55,13 +62,9 @@ class Mixture(Wrapper):
         return {n: redrawn(p) if m and self.inner.role(n) == "head" else p for n, p in params.items()}
 
     def each(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """(M, B, classes): what the components say, log p_m(y | x)."""
-        said = []
-        for m in range(self.components):
-            at = f"mix.{m}."
-            part = {name.removeprefix(at): p for name, p in params.items() if name.startswith(at)}
-            said.append(self.inner.logits(model, part, batch, ctx))
-        return torch.stack(said).log_softmax(-1)
+        """(M, B, classes): the components' predictions, log p_m(y | x)."""
+        parts = [P.under(params, f"mix.{m}") for m in range(self.components)]
+        return torch.stack([self.inner.logits(model, part, batch, ctx) for part in parts]).log_softmax(-1)
 
     def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """log sum_m pi_m p_m(y | x)."""
@@ -74,7 +77,7 @@ class FedEm(Method):
     wrapper: ClassVar[type[Wrapper] | None] = Mixture
 
     def roles(self) -> tuple[str, ...]:
-        return tuple(role for role in super().roles() if role != "mixture")  # pi is counted, not descended
+        return tuple(role for role in super().roles() if role != "mixture")  # pi is counted, not trained by descent
 
     def losses(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """(B, M): cross-entropy of each component."""
@@ -83,7 +86,7 @@ class FedEm(Method):
         return torch.stack([F.nll_loss(one, batch.y, reduction="none") for one in said], dim=1)
 
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        """E-step: how far each component answers for a sample, q ~ pi_m exp(-loss_m)."""
+        """E-step: the responsibility of each component for a sample, q ~ pi_m exp(-loss_m)."""
         return {"q": (log(params["mixture"]) - self.losses(model, params, batch, ctx)).softmax(1)}
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
@@ -93,13 +96,13 @@ class FedEm(Method):
         return batch.mean((q * self.losses(model, params, batch, ctx)).sum(1)), {"q": seen.sum(0)}
 
     def finish(self, params: Params, ctx: Context) -> Params:
-        """M-step of pi: the mean of q. An epoch sees every sample once, so that draws may be counted for samples."""
+        """M-step of pi: the mean of q. An epoch draws every sample once, so that draws may be counted as samples."""
         if "q" not in ctx.stats:  # nothing was trained
             return params
         return {**params, "mixture": ctx.stats["q"] / ctx.stats["q"].sum()}
 
     def report(self, model: Model, params: Params, ctx: Context) -> Params:
-        """The sums of q would tell pi, which stays with the client: nothing is sent in their place."""
+        """The sums of q would reveal pi, which stays with the client: empty tensors are sent instead."""
         return {name: s.new_empty(0) for name, s in ctx.stats.items() if name == "q"}
 
 

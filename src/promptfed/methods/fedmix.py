@@ -4,7 +4,7 @@ Yoon et al., "FedMix: Approximation of Mixup under Mean Augmented Federated Lear
 Algorithm 2. Where the last term is written with (1 - lambda) l, as in a public implementation, it differs by
 O(lambda^2), which the equation leaves out anyway.
 
-Means of private images and labels are sent to the server, and from there to everybody.
+Means of private images and labels are sent to the server, and from there to all clients.
 """
 
 from typing import ClassVar
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .. import params as P
 from ..errors import UserError
 from ..method import ONCE, Method, State
 from ..models import Model
@@ -25,23 +26,25 @@ _X, _Y = "mean.x", "mean.y"  # (means, C, H, W) normalised, (means, classes)
 
 
 class FedMix(Method):
-    """A client with a single image has no mean to send that were not the image: it sends none, and still receives.
-    A newcomer's means join the others, which then travel again."""
+    """The mean of a client with a single image would be that image: it sends none, and still receives the others'.
+    A newcomer's means are added to the others, and all of them are sent again."""
 
     paper: ClassVar[str] = "Yoon et al., ICLR 2021"
 
-    mix: float = Field(0.05, gt=0, lt=1, description="share of the means in what is mixed (lambda)")
-    mean_size: int = Field(0, ge=0, description="least number of images in a mean (M_k); 0: all that a client has")
+    mix: float = Field(0.05, gt=0, lt=1, description="weight of the means in the mixture (lambda)")
+    mean_size: int = Field(0, ge=0, description="least number of images per mean (M_k); 0: all images of a client")
 
     def check(self, model: Model, init: Params) -> None:
         super().check(model, init)
         if self.tuning.frozen_name(model):
-            raise UserError("method.name: FedMix mixes images, and this tuning sees only what is frozen of them")
+            raise UserError(
+                "method.name: FedMix mixes images, and this tuning uses only cached outputs of frozen layers"
+            )
         if self.mean_size == 1:
-            raise UserError("method.mean_size = 1 would send the images themselves")
+            raise UserError("method.mean_size = 1 would send the images themselves: it must be 0 or at least 2")
 
     def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
-        """Sample i is part of mean i modulo their number, so that none is of fewer than mean_size where n allows."""
+        """Sample i belongs to mean i modulo their number, so that each has at least mean_size samples if n allows."""
         n = int(own.label_counts.sum())
         if n < 2:
             return {}
@@ -61,9 +64,9 @@ class FedMix(Method):
         """(1 - lam) l(f(z), y) + lam l(f(z), y') + lam dl(f(z), y)/dz x', with z = (1 - lam) x and one mean (x', y')
         for the batch."""
         means = len(ctx.once[_X])
-        if not means:  # nobody has two images
+        if not means:  # no client has two images
             return super().loss(model, params, batch, ctx)
-        # Their sum modulo 1 is uniform and tells nothing about either number, which may place a patch.
+        # Their sum modulo 1 is uniform and independent of either number, which may place a patch.
         chosen = (batch.noise.sum() % 1 * means).long().clamp(max=means - 1).reshape(1)
         other, label = (ctx.once[name].index_select(0, chosen) for name in (_X, _Y))  # (1, C, H, W), (1, classes)
 
@@ -77,8 +80,10 @@ class FedMix(Method):
         return (1 - self.mix) * own + self.mix * others + self.mix * (slope * other).sum(), {}
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
-        none = {ONCE + _X: torch.zeros(0, *model.image), ONCE + _Y: torch.zeros(0, model.classes)}
-        return {**super().begin(model, init, seed), **none}
+        """The shared parameters, and below `once` the means of all clients."""
+        none = {_X: torch.zeros(0, *model.image), _Y: torch.zeros(0, model.classes)}
+        return {**super().begin(model, init, seed), **P.nested(ONCE, none)}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        return {**state, **{ONCE + name: torch.cat([state[ONCE + name], p]) for name, p in hello.items()}}
+        known = P.under(state, ONCE)
+        return {**state, **P.nested(ONCE, {name: torch.cat([known[name], p]) for name, p in hello.items()})}

@@ -31,26 +31,22 @@ class FedMtl(Method):
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         loss, stats = super().loss(model, params, batch, ctx)
         own = self.shared(params)
-        center = {name: ctx.down[f"mean.{name}"] for name in own}
-        return loss + self.relation * P.sqdist(own, center) + self.ridge * P.sqnorm(own), stats
+        return loss + self.relation * P.sqdist(own, P.under(ctx.down, "mean")) + self.ridge * P.sqnorm(own), stats
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
-        return {f"mean.{name}": p for name, p in self.shared(init).items()}
+        """mean.*           the mean of all clients' models
+        task.{client}.*  a client's own model, from its first round on"""
+        return P.nested("mean", self.shared(init))
 
     def down(self, state: State, client: int) -> Params:
         """Its own model (before it has one: the mean, which minimises the relation) and the mean."""
-        mean = {name: p for name, p in state.items() if name.startswith("mean.")}
-        task = f"task.{client}."
-        own = {name.removeprefix("mean."): state.get(task + name.removeprefix("mean."), p) for name, p in mean.items()}
-        return {**own, **mean}
+        mean = P.under(state, "mean")
+        return {**mean, **P.under(state, f"task.{client}"), **P.nested("mean", mean)}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
-        tasks = {name: p for name, p in state.items() if name.startswith("task.")}
-        for u in updates:
-            tasks.update({f"task.{u.client}.{name}": p for name, p in u.up.items()})
-        clients = {name.split(".")[1] for name in tasks}
-        models = [
-            {name: tasks[f"task.{client}.{name}"] for name in updates[0].up} for client in sorted(clients, key=int)
-        ]
-        mean = P.mean(models, [1.0] * len(models))
-        return {**{f"mean.{name}": p for name, p in mean.items()}, **tasks}
+        tasks = P.groups(P.under(state, "task")) | {str(u.client): u.up for u in updates}
+        models = [tasks[client] for client in sorted(tasks, key=int)]
+        new = P.nested("mean", P.mean(models, [1.0] * len(models)))
+        for client, task in tasks.items():
+            new |= P.nested(f"task.{client}", task)
+        return new

@@ -63,6 +63,7 @@ class FedPr(Method):
         return {**params, **project(params, ctx.down, self.closed(ctx.down))}
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
+        """The shared parameters, and whether prompts have been aggregated yet."""
         return {**super().begin(model, init, seed), _LEARNT: torch.zeros(())}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:

@@ -1,8 +1,8 @@
-"""pFedPG: the server generates each client's prompts, and learns to from how the clients changed them.
+"""pFedPG: the server generates each client's prompts, and learns from how the clients changed them.
 
 Yang et al., "Efficient Model Personalization in Federated Learning via Client-Specific Prompt Generation" (ICCV 2023).
-Eq. 5, read literally, would move what is generated away from what the client found; here the server descends. How
-the generator starts is not published: docs/methods/pfedpg.md says what was taken.
+Eq. 5, read literally, would move what is generated away from the client's result; here the server descends. How
+the generator is initialised is not published: docs/methods/pfedpg.md says what was chosen.
 """
 
 import math
@@ -21,11 +21,9 @@ from ..seeding import torch_rng
 from ..tuning import Tuning
 from ..tunings.tokens import Tokens
 
-_BASE, _GENERATOR, _DESCRIPTOR = "base.", "generator.", "descriptor."
-
 
 class PFedPg(Method):
-    """Clients train the prompts they receive and a head of their own; the change of the prompts alone goes up."""
+    """Clients train the prompts they receive and a head of their own; only the change of the prompts is sent."""
 
     paper: ClassVar[str] = "Yang et al., ICCV 2023"
     tuned: ClassVar[type[Tuning]] = Tokens
@@ -33,14 +31,14 @@ class PFedPg(Method):
     own_down: ClassVar[bool] = True
 
     tuning: Tuning = Field(default_factory=Tokens, description="what is trained")
-    batch_size: int = Field(64, ge=1, description="samples a step")
+    batch_size: int = Field(64, ge=1, description="samples per step")
     lr: float = Field(0.25, gt=0, description="local learning rate")
     weight_decay: float = Field(0.001, ge=0, description="weight decay")
     server_lr: float = Field(0.001, gt=0, description="learning rate of generator, basis and descriptors (alpha)")
     generator: Literal["attention", "mlp", "adain", "base", "average"] = Field(
         "attention",
         description="how prompts are made (Table 4): from the basis by cross-attention with the client's descriptor, "
-        "from the descriptor by an MLP, from the basis by AdaIN, the learnt basis for all, or the clients' average",
+        "from the descriptor by an MLP, from the basis by AdaIN, the learned basis for all, or the clients' average",
     )
 
     # ---- client half
@@ -51,6 +49,10 @@ class PFedPg(Method):
     # ---- server half
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
+        """base.*               the prompt basis P_base, (K, width) per layer that has prompts
+        generator.*          the weights of G
+        descriptor.{client}  d_n, (width,)
+        seed                 of the descriptors; these three only if prompts are generated"""
         base = self.shared(init)
         tokens, width = next(iter(base.values())).shape
         g = torch_rng(seed, "prompt generator")
@@ -63,45 +65,42 @@ class PFedPg(Method):
             "mlp": {"hidden": (width, width), "prompts": (width, tokens * width)},
             "adain": dict.fromkeys(("scale", "shift"), (width, width)),
         }.get(self.generator, {})
-        state = {_BASE + name: p for name, p in base.items()}
-        state |= {_GENERATOR + name: matrix(*shape) for name, shape in shapes.items()}
+        state = P.nested("base", base)
+        state |= P.nested("generator", {name: matrix(*shape) for name, shape in shapes.items()})
         if shapes:
             state["seed"] = torch.tensor(seed)
         return state
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        """A client of the first hour has a random descriptor, a newcomer the mean of all (no stranger than others)."""
+        """A client that is there from the start has a random descriptor, a newcomer the mean of all."""
         if "seed" not in state:
             return state
-        width = next(p for name, p in state.items() if name.startswith(_BASE)).shape[1]
+        width = next(iter(P.under(state, "base").values())).shape[1]
         fresh = torch.randn(width, generator=torch_rng(int(state["seed"]), "descriptor", client))
-        return {**state, f"{_DESCRIPTOR}{client}": fresh if round == 0 else _mean_descriptor(state, fresh)}
+        return {**state, f"descriptor.{client}": fresh if round == 0 else _mean_descriptor(state, fresh)}
 
     def down(self, state: State, client: int) -> Params:
         return self.generate(state, client)
 
     def generate(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""
-        base = {name.removeprefix(_BASE): p for name, p in state.items() if name.startswith(_BASE)}
+        base, weights = P.under(state, "base"), P.under(state, "generator")
         if self.generator in ("base", "average"):
             return base
-        own = state.get(f"{_DESCRIPTOR}{client}")
+        own = state.get(f"descriptor.{client}")
         if own is None:
             own = _mean_descriptor(state, torch.zeros_like(next(iter(base.values()))[0]))
         made = {"attention": _attention, "mlp": _mlp, "adain": _adain}[self.generator]
-        return {name: made(state, p, own) for name, p in base.items()}
+        return {name: made(weights, p, own) for name, p in base.items()}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """One step of all that generates (Eq. 5): the clients' changes stand for negative gradients."""
         if self.generator == "average":
             change = P.mean([u.up for u in updates], [u.n for u in updates])
-            return {**state, **{_BASE + name: state[_BASE + name] + p for name, p in change.items()}}
-        taking_part = {f"{_DESCRIPTOR}{u.client}" for u in updates}
-        learnt = {
-            name: p.clone().requires_grad_()
-            for name, p in state.items()
-            if name.startswith((_BASE, _GENERATOR)) or name in taking_part
-        }
+            base = P.under(state, "base")
+            return {**state, **P.nested("base", {name: base[name] + p for name, p in change.items()})}
+        names = ["base.*", "generator.*", *(f"descriptor.{u.client}" for u in updates)]
+        learnt = {name: p.clone().requires_grad_() for name, p in P.pick(state, names).items()}
         # d/d(phi) of sum_n <P_n, -delta_n>: the sum of the clients' vector-Jacobian products
         value = torch.zeros(())
         for u in updates:
@@ -117,27 +116,27 @@ class PFedPg(Method):
 
 
 def _mean_descriptor(state: State, otherwise: Tensor) -> Tensor:
-    known = [p for name, p in state.items() if name.startswith(_DESCRIPTOR)]
+    known = list(P.under(state, "descriptor").values())
     return torch.stack(known).mean(0) if known else otherwise
 
 
-def _attention(state: State, base: Tensor, own: Tensor) -> Tensor:
+def _attention(weights: Params, base: Tensor, own: Tensor) -> Tensor:
     """P_base + softmax(Q K^T / sqrt(l)) V W_O with one query: one vector shifts all K prompts (Eq. 3-4)."""
-    query = own @ state[_GENERATOR + "query"]  # (l,)
-    keys, values = base @ state[_GENERATOR + "key"], base @ state[_GENERATOR + "value"]  # (K, l)
-    weights = (keys @ query / math.sqrt(len(query))).softmax(0)  # (K,)
-    return base + weights @ values @ state[_GENERATOR + "out"]
+    query = own @ weights["query"]  # (l,)
+    keys, values = base @ weights["key"], base @ weights["value"]  # (K, l)
+    attention = (keys @ query / math.sqrt(len(query))).softmax(0)  # (K,)
+    return base + attention @ values @ weights["out"]
 
 
-def _mlp(state: State, base: Tensor, own: Tensor) -> Tensor:
-    """A layer of its own for each prompt. The basis is not learnt: it says how many prompts there are, how large."""
-    hidden = (own @ state[_GENERATOR + "hidden"]).relu()
-    return base.detach().std() * (hidden @ state[_GENERATOR + "prompts"]).reshape(base.shape)
+def _mlp(weights: Params, base: Tensor, own: Tensor) -> Tensor:
+    """A layer of its own for each prompt. The basis is not learnt: it gives the prompts' number and scale."""
+    hidden = (own @ weights["hidden"]).relu()
+    return base.detach().std() * (hidden @ weights["prompts"]).reshape(base.shape)
 
 
-def _adain(state: State, base: Tensor, own: Tensor) -> Tensor:
-    """Huang & Belongie (ICCV 2017): each prompt of the basis normalised, then scaled and shifted as the
-    descriptor says, by as much as the basis is wide."""
+def _adain(weights: Params, base: Tensor, own: Tensor) -> Tensor:
+    """Huang & Belongie (ICCV 2017): each prompt of the basis is normalised, then scaled and shifted by the descriptor,
+    in units of the basis's deviation."""
     prompts = torch.nn.functional.layer_norm(base, base.shape[-1:])
-    scale, shift = own @ state[_GENERATOR + "scale"], own @ state[_GENERATOR + "shift"]  # (l,)
+    scale, shift = own @ weights["scale"], own @ weights["shift"]  # (l,)
     return base.std() * ((1 + scale) * prompts + shift)

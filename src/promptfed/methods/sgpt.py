@@ -161,7 +161,7 @@ class Sgpt(Method):
     tuned: ClassVar[type[Tuning]] = SharedGroup
 
     tuning: Tuning = Field(default_factory=SharedGroup, description="what is trained")
-    batch_size: int = Field(40, ge=1, description="samples a step")
+    batch_size: int = Field(40, ge=1, description="samples per step")
     lr: float = Field(0.01, gt=0, description="local learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(1e-5, ge=0, description="weight decay")
@@ -270,6 +270,7 @@ class Sgpt(Method):
     # ---- server half
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
+        """The shared parameters, and how often each group was selected so far: counts (G,)."""
         return {**super().begin(model, init, seed), "counts": torch.zeros(self.prompts.groups)}
 
     def unusable(self, state: State, update: Update) -> str:

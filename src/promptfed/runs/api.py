@@ -17,6 +17,7 @@ from . import build, record
 from . import config as C
 from .mini import small_scale
 from .record import Folder, View
+from .trackers import Tracked, Views
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,10 @@ def execute(
     config, path, resume = plan.config, plan.folder, plan.resume
     if not resume and (path / "config.toml").exists():
         raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
-    if config.engine.tensorboard:
-        from ..report.tensorboard import EventFile, Views
-
-        view = Views(view, EventFile(path)) if view else EventFile(path)
+    tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
-    folder = Folder(path, view, ledger=config.privacy.on)
+    folder = Folder(path, Views(view, tracked) if view else tracked, ledger=config.privacy.on)
     split = path / "partition.json"
     try:
         parts = build.assemble(config, federation, split if resume and split.exists() else None)
@@ -165,6 +163,7 @@ def execute(
         files.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
         return Result(path, numbers)
     finally:
+        tracked.close()
         folder.close()
 
 

@@ -21,6 +21,7 @@ from ..method import Method
 from ..privacy import Privacy, check
 
 Table = dict[str, Any]
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")  # as runs/trackers.py has them
 
 
 class _Section(BaseModel):
@@ -81,7 +82,7 @@ class Engine(_Section):
     workers: int = Field(0, ge=0, description="processes; 0: one a core on a CPU, one on an accelerator")
     block: int = Field(1, ge=1, description="clients that are trained as one stacked computation (for accelerators)")
     frozen_gb: float = Field(8.0, ge=0, description="disk space for values of frozen weights, which are computed once")
-    tensorboard: bool = Field(False, description="also write TensorBoard event files into the run's folder")
+    trackers: tuple[str, ...] = Field((), description=f"experiment trackers to write to: {', '.join(TRACKERS)}")
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
     deadline: float = Field(
         3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
@@ -92,6 +93,20 @@ class Engine(_Section):
         description="between sites: seconds to wait for everyone; then a new run is not begun, and a resumed one goes "
         "on with those who are there",
     )
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _separated(cls, value: Any) -> Any:
+        """The command line may give them separated by commas."""
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("trackers")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in TRACKERS:
+                raise unknown("engine.trackers", name, TRACKERS)
+        return names
 
 
 class Consortium(_Section):

@@ -18,10 +18,10 @@ Table = dict[str, Any]
 Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a table with columns
 # Below every table of a comparison, for people; the second where it has more than one accuracy.
 CAPTION = "As aggregated: the models as the server sends them, on test data; ±: sample deviation over seeds."
-WHOLE = "worst: the worst client; global: everybody's test data; trained: after local training."
+WHOLE = "worst: the worst client; global: all clients' test data; trained: after local training."
 REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
-ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "everybody's test data"}
+ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
 
 
 def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:

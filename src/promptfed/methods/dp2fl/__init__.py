@@ -116,7 +116,7 @@ class Dp2fl(Method):
 
     def sent_sets(self, state: State) -> Params:
         sets = sorted(self.sets(state).items())
-        return {f"{ONCE}set.{name}.{part}": data[part] for name, data in sets for part in "xy"}
+        return P.nested(ONCE, {f"set.{name}.{part}": data[part] for name, data in sets for part in "xy"})
 
     def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
         """Its validation set: x (n, C, H, W) or (n, 1 + patches, width), labels y (n,)."""
