@@ -31,7 +31,7 @@ def helps(opened: Opened, options: Options) -> Found:
             f'helps: only DP2FL weighs other clients\' prompts, and the run is of "{opened.config.method.name}"'
         )
     helpers = opened.chosen(options, "train", MOST)
-    helped = [client for client in helpers if f"val.{client}.x" in state]  # nobody else has a data prompt of its own
+    helped = [client for client in helpers if f"val.{client}.x" in state]  # only these have a data prompt of their own
     if not helped:
         raise UserError("helps: no client has validation data")
     sets = {str(j): P.to(P.under(state, f"val.{j}"), device) for j in helped}

@@ -15,21 +15,7 @@ from .numbers import thin
 Spec = dict[str, Any]
 _SITES = 400  # bars in a chart of a partition
 
-# The palette on a dark background, where its darkest colours could not be seen.
-DARK = {
-    "#0072B2": "#4CA6DD",
-    "#D55E00": "#F0803C",
-    "#009E73": "#2DBE93",
-    "#CC79A7": "#DD97BE",
-    "#E69F00": "#EDB03A",
-    "#56B4E9": "#9AD4F5",
-    "#4D4D4D": "#B8B8B8",
-    "#882255": "#D0608F",
-    "#999933": "#BDBD57",
-    "#332288": "#9488E8",
-    style.GREY: "#A3ABB5",
-    style.INK: "#E8EAED",
-}
+DARK = {**style.PALETTE, style.GREY: "#A3ABB5", style.INK: "#E8EAED"}  # colours on a dark background
 
 
 @dataclass(frozen=True)

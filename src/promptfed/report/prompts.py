@@ -22,7 +22,7 @@ from ..tunings.pixels import PixelPrompt
 from . import images
 
 MOST = 16  # clients that are shown
-_COLUMNS, _LEAST = 8, 5  # prompts in a row; room for at least so many, as they would be huge
+_COLUMNS, _LEAST = 8, 5  # prompts in a row; room for at least so many, or they would be huge
 _PRIVATE = "private/"
 
 
@@ -36,7 +36,7 @@ class Prompts:
 
 
 class _Canvas(Model):
-    """An image's size is all that a prompt asks of a model."""
+    """A prompt needs only the image size of a model."""
 
     def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -53,7 +53,7 @@ def pixel_prompt(run: Run) -> PixelPrompt | None:
 
 
 def read(run: Run, tuning: PixelPrompt, dataset: Dataset) -> Prompts | None:
-    """The prompts behind the last completed round; None while nobody has one."""
+    """The prompts after the last completed round; None while no client has one."""
     folder = run.folder / "clients"
     if not run.trained or not (folder / "data.mdb").exists():
         return None
@@ -82,18 +82,18 @@ def read(run: Run, tuning: PixelPrompt, dataset: Dataset) -> Prompts | None:
 
 
 def _some(clients: Sequence[int]) -> list[int]:
-    """At most so many, from first to last."""
+    """At most MOST, evenly spread."""
     at = np.linspace(0, len(clients) - 1, min(MOST, len(clients))).round().astype(int)
     return [clients[i] for i in at]
 
 
 def draw(run: Run, prompts: Prompts) -> Figure:
-    """Each prompt above what training has changed of it: the first alone looks much the same for all."""
+    """Each prompt above its change in training: the prompts alone look much the same for all clients."""
     ids = list(prompts.clients)
     columns = 1 + min(_COLUMNS, max(_LEAST, len(ids)))
     blocks = -(-len(ids) // _COLUMNS)
     change = {client: image - prompts.start for client, image in prompts.clients.items()}
-    # One scale for all, so that they can be compared; a few outliers are cut off rather than pale all others.
+    # One scale for all, so that they can be compared; a few outliers are clipped, as they would make all others pale.
     reach = _reach([prompts.start, *prompts.clients.values()], prompts.inside)
     step = _reach(list(change.values()), prompts.inside)
 

@@ -19,20 +19,21 @@ Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.F
 WIDTH = 470  # of a chart's plot, without axes and legends
 SCALE = 2  # pixels of a picture for each of these
 
-# Okabe and Ito's colours without yellow, then three of Tol's: distinguishable with any kind of colour vision.
-PALETTE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#4D4D4D",
-    "#882255",
-    "#999933",
-    "#332288",
-)
-BLUE, VERMILION, GREEN = PALETTE[:3]
+# Okabe and Ito's colours without yellow, then three of Tol's: distinguishable with any kind of colour vision. Each with
+# what it becomes on a dark background.
+PALETTE = {
+    "#0072B2": "#4CA6DD",
+    "#D55E00": "#F0803C",
+    "#009E73": "#2DBE93",
+    "#CC79A7": "#DD97BE",
+    "#E69F00": "#EDB03A",
+    "#56B4E9": "#9AD4F5",
+    "#4D4D4D": "#B8B8B8",
+    "#882255": "#D0608F",
+    "#999933": "#BDBD57",
+    "#332288": "#9488E8",
+}
+BLUE, VERMILION, GREEN, *_ = _COLOURS = tuple(PALETTE)
 INK, GREY, LIGHT = "#222222", "#666666", "#bbbbbb"
 PARTS = {"train": "#2171b5", "val": "#9ecae1", "test": "#fdae6b"}
 _SHAPES = (  # one more than colours: the pairs repeat as late as possible
@@ -80,7 +81,7 @@ class Look:
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     return {
-        label: Look(PALETTE[i % len(PALETTE)], _SHAPES[i % len(_SHAPES)], "-" if i < len(PALETTE) else "--")
+        label: Look(_COLOURS[i % len(_COLOURS)], _SHAPES[i % len(_SHAPES)], "-" if i < len(PALETTE) else "--")
         for i, label in enumerate(labels)
     }
 
