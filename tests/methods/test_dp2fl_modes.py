@@ -11,7 +11,7 @@ from nacl.public import PrivateKey, SealedBox
 from torch.nn import functional as F
 
 from promptfed.clients.local import LocalClients
-from promptfed.clients.messages import Answer, Request, Second, Task, Train, TrainResult, read_update
+from promptfed.clients.messages import Answer, Evaluate, Request, Second, Task, Train, TrainResult, read_update
 from promptfed.clients.wire import unpack
 from promptfed.method import State
 from promptfed.methods.dp2fl import Dp2fl
@@ -168,7 +168,7 @@ def test_sealed_messages_to_clients_name_no_owner(runs: dict[str, Recorded]) -> 
     expected = {f"{i}.{name}" for i in range(len(SIZES)) for name in (*maps, "sealed")}
     for _, (params,) in settled:
         assert set(params) == expected
-    evaluated = [set(params) for _, blobs in sent_to_clients(made, "evaluate") for params in blobs]
+    evaluated = [set(params) for _, blobs in sent_to_clients(made, Evaluate) for params in blobs]
     assert all(names in (set(made.init), {*made.init, "common"}) for names in evaluated)
 
 
@@ -265,8 +265,8 @@ def test_only_the_owner_opens_a_sealed_loss(runs: dict[str, Recorded]) -> None:
 
 def test_private_keys_never_travel(runs: dict[str, Recorded]) -> None:
     made = runs["sealed"]
-    messages = [blob for _, blobs in made.asked + made.said for blob in blobs]
-    notes = repr([note for note, _ in made.asked + made.said])
+    messages = [blob for _, blobs in made.asked for blob in blobs] + [b for answer in made.said for b in answer.blobs]
+    notes = repr([request for request, _ in made.asked] + [answer.results for answer in made.said])
     for client in range(len(SIZES)):
         secret = made.private[client]["secret"].numpy().tobytes()
         assert len(secret) == 32
