@@ -56,6 +56,11 @@ def test_a_method_that_a_run_would_refuse_does_not_conform(tmp_path, monkeypatch
         check_method("forgetful:Mine")
 
 
+@pytest.mark.parametrize(("name", "settings"), [("promptfl", {"context": 2}), ("fedvpt", {"tokens": 2})])
+def test_check_method_chooses_a_backbone_that_fits(name, settings):
+    check_method(name, **settings, epochs=1)
+
+
 ON_FROZEN = [
     *("fedmix+vpt", "fedem+vpt", "fedrod+vpt", "pfedme+vpt", "perfedavg+vpt", "fedrep+vpt", "fedbabu+vpt", "local+vpt"),
     *("local+head", "fedprox+promptfl", "pfedme+promptfl", "local+promptfl", "pfedme+maple", "local+maple"),

@@ -157,7 +157,7 @@ def test_it_is_for_prompts() -> None:
 
 
 def test_conformance_on_any_matrix() -> None:
-    check_method(NAME, epochs=1)
+    check_method(NAME, backbone="cnn", epochs=1)
 
 
 def test_conformance_with_tokens_behind_frozen_layers() -> None:
