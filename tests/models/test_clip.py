@@ -279,7 +279,7 @@ def test_classify_computes_the_frozen_text_features_once(monkeypatch: pytest.Mon
 
 def test_classifying_without_class_names_is_refused() -> None:
     model = small()
-    with pytest.raises(UserError, match=r'backbone\.name = "clip" needs the names of the classes'):
+    with pytest.raises(UserError, match=r'backbone\.name = "clip" needs class names, which the dataset lacks'):
         model.classify(model.weights, tensor(1, 12))
 
 

@@ -13,10 +13,10 @@ from promptfed.clients.store import Store
 from promptfed.errors import UserError
 from promptfed.report import charts, draw_comparison, draw_run, pictures, prompts, run_charts, style
 from promptfed.report.gather import Group, ReportData, read
-from promptfed.report.runs import Run
 from promptfed.runs import config as C
 from promptfed.runs.api import Result, run
 from promptfed.runs.build import assemble
+from promptfed.runs.opened import Run
 
 Make = Callable[..., Result]
 
@@ -88,7 +88,7 @@ def some_rounds() -> list[dict[str, object]]:
 
 
 def test_curves_show_what_is_on_record(make: Make) -> None:
-    chart = run_charts.curves(Run.read(make("a", some_rounds()).folder))
+    chart = run_charts.curves(Run(make("a", some_rounds()).folder))
     lines = series(chart)
     assert lines["local: mean over clients, own test data"] == ([2, 4], pytest.approx([30, 60]))
     assert lines["global: all clients' test data"] == ([2, 4], [25, 35])
@@ -109,7 +109,7 @@ def test_curves_show_what_is_on_record(make: Make) -> None:
 
 def test_who_was_not_evaluated_is_among_the_clients(make: Make) -> None:
     folder = make("a", [line(1, [0, 2], aggregated=stage([0.4, 0.8], None, [0, 2]))]).folder
-    chart = run_charts.clients(Run.read(folder))
+    chart = run_charts.clients(Run(folder))
     assert [(row["value"], row["why"]) for row in rows(chart) if "why" in row] == [
         (80, ""),
         (40, ""),
@@ -128,27 +128,27 @@ def test_names_are_cut_where_they_stay_apart() -> None:
 
 def test_after_local_of_full_rounds_is_one_line(make: Make) -> None:
     lines = [line(r, [0, 1, 2], aggregated=stage([0.1] * 3), after_local=stage([0.2] * 3)) for r in (1, 2)]
-    chart = run_charts.curves(Run.read(make("a", lines).folder))
+    chart = run_charts.curves(Run(make("a", lines).folder))
     assert series(chart)["after local training: all clients"] == ([1, 2], pytest.approx([20, 20]))
 
 
 def test_clients_are_sorted_by_accuracy(make: Make) -> None:
     folder = make("a", some_rounds()).folder
-    chart = run_charts.clients(Run.read(folder))
+    chart = run_charts.clients(Run(folder))
     assert [(row["value"], row["why"]) for row in rows(chart) if "why" in row] == [
         (pytest.approx(80), ""),
         (pytest.approx(40), ""),
         (None, "no test data"),
     ]
     assert '["2", "0", "1"][datum.value]' in texts(chart.to_dict(), "labelExpr")  # type: ignore[union-attr]
-    shares = Run.read(folder).shares
+    shares = Run(folder).shares
     assert [row["n"] for row in rows(chart) if row.get("part") == "train"] == [shares[i].train for i in (2, 0, 1)]
 
 
 def test_hundreds_of_clients_have_numbers_in_place_of_names(make: Make) -> None:
     accuracies: list[float | None] = [i / 60 for i in range(60)]
     accuracies[7] = None
-    chart = run_charts.clients(Run.read(make("a", [line(1, [0], aggregated=stage(accuracies))], clients=60).folder))
+    chart = run_charts.clients(Run(make("a", [line(1, [0], aggregated=stage(accuracies))], clients=60).folder))
     assert len([row for row in rows(chart) if "why" in row]) == 59
     spec = chart.to_dict()  # type: ignore[union-attr]
     assert [0, 10, 20, 30, 40, 50] in texts(spec, "values")
@@ -207,7 +207,7 @@ def test_words_are_taken_as_they_stand(make: Make) -> None:
     folder = make("a", some_rounds()).folder
     split = folder / "partition.json"
     split.write_text(split.read_text().replace('"client-0"', '"$a_b\\"]"').replace('"client-1"', r'"_x$y\\frac$"'))
-    run = Run.read(folder)
+    run = Run(folder)
     assert run.name(0) == '$a_b"]'
     for chart in (run_charts.curves(run), run_charts.clients(run)):
         assert chart
@@ -221,7 +221,7 @@ def test_words_are_taken_as_they_stand(make: Make) -> None:
 def test_prompts_are_read_from_the_store(make: Make, template: str) -> None:
     lines = [line(1, [0, 1], left_out=[1]), line(2, [2])]
     folder = make("a", lines, method={"name": "pfedpt", "prompt": template, "prompt_size": 2}).folder
-    tuning = prompts.pixel_prompt(Run.read(folder))
+    tuning = prompts.pixel_prompt(Run(folder))
     assert tuning
     parts = assemble(C.make(C.read(folder / "config.toml")), partition=folder / "partition.json")
     start = tuning.start(parts.model, 0)
@@ -232,7 +232,7 @@ def test_prompts_are_read_from_the_store(make: Make, template: str) -> None:
     store.put(3, {2: {name: p + 5 for name, p in remembered.items()}})  # a round that was not completed
     store.close()
 
-    found = prompts.read(Run.read(folder), tuning, parts.federation.dataset)
+    found = prompts.read(Run(folder), tuning, parts.federation.dataset)
     assert found
     assert found.round == 2
     assert list(found.clients) == [0, 2]
@@ -240,14 +240,14 @@ def test_prompts_are_read_from_the_store(make: Make, template: str) -> None:
     for image in found.clients.values():
         np.testing.assert_allclose((image - found.start)[found.inside], 1, atol=1e-5)
         assert not image[~found.inside].any()
-    figure = prompts.draw(Run.read(folder), found)
+    figure = prompts.draw(Run(folder), found)
     assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["at the start", "client 0", "client 2"]
     check(draw_run(folder), "curves.png", "partition.png", "prompts.png")
 
 
 def test_prompts_of_a_method_that_has_none(make: Make) -> None:
-    assert prompts.pixel_prompt(Run.read(make("plain", []).folder)) is None
-    assert prompts.pixel_prompt(Run.read(make("tokens", [], method="pfedpt-tokens").folder)) is None
+    assert prompts.pixel_prompt(Run(make("plain", []).folder)) is None
+    assert prompts.pixel_prompt(Run(make("tokens", [], method="pfedpt-tokens").folder)) is None
 
 
 def test_at_most_sixteen_prompts_are_shown() -> None:

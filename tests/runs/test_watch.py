@@ -72,7 +72,7 @@ def test_a_finished_run_and_a_stopped_one_are_told_apart(tmp_path: Path) -> None
     add(folder(tmp_path), 1, 2)
     found = said(tmp_path)
     assert len(found) == 4
-    assert found[2].startswith(f"stopped: {tmp_path.name} behind round 2 of 4")
+    assert found[2].startswith(f"stopped: {tmp_path.name} after round 2 of 4")
     assert found[3].strip() == f"promptfed run --resume --out {tmp_path}"
     (tmp_path / "result.json").write_text("{}")
     assert said(tmp_path)[2] == f"done: {tmp_path}"
@@ -118,7 +118,7 @@ def test_a_comparison_goes_on_from_run_to_run(tmp_path: Path) -> None:
     found = said(tmp_path)
     other.join()
     assert [text.split()[0] for text in found[:-3]] == ["a", "a", "a", "a", "b", "c"]
-    told = "stopped: b behind round 1 of 4, c behind round 1 of 4; a comparison goes on with the command that made it"
+    told = "stopped: b after round 1 of 4, c after round 1 of 4; a comparison goes on with the command that made it"
     assert found[-3] == f"{told}, single runs with:"
     assert [text.strip() for text in found[-2:]] == [f"promptfed run --resume --out {tmp_path / run}" for run in "bc"]
 

@@ -208,7 +208,7 @@ def test_corrupt_images_are_named_and_skipped(runs, exported, tmp_path):
     ("images", "says"),
     [
         ("nowhere.png", '"nowhere.png" does not exist'),
-        ([], "there is none"),
+        ([], "no images given"),
         (np.zeros((2, 8, 8), np.uint8), "must be uint8"),
         (np.zeros((2, 8, 8, 3)), "must be uint8"),
         (np.zeros((2, 5, 8, 8), np.uint8), "with 1, 3 or 4 channels"),

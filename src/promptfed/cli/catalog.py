@@ -10,7 +10,7 @@ from ..runs import config
 
 Rows = list[dict[str, Any]]
 PLUG_INS = (
-    f"Behind a method's name: {', '.join(f'+{name}' for name in methods.TUNINGS)}, tuned in place of all weights; "
+    f"After a method's name: {', '.join(f'+{name}' for name in methods.TUNINGS)}, tuned in place of all weights; "
     f"{', '.join(f'+{name}' for name in methods.PROMPTS)}, a private prompt around what is tuned; "
     "+ft, fine-tuning of the result. For example fedprox+pt, fedper+vpt, fedavg+ft."
 )

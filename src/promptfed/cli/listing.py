@@ -22,9 +22,9 @@ def list_(
     what: Annotated[
         str | None, typer.Argument(help="methods, datasets, backbones, partitions or presets; default: all")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show what there is."""
+    """List methods, datasets, backbones, partitions and presets."""
     if what is not None and what not in catalog.LISTS:
         raise unknown("list", what, catalog.LISTS)
     lists = {name: rows() for name, rows in catalog.LISTS.items() if what in (None, name)}

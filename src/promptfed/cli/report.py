@@ -58,7 +58,7 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs or comparisons")],
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
 ) -> None:
-    """Put runs and comparisons on one HTML page that is read without a network."""
+    """Write one HTML page about runs and comparisons; it works offline."""
     with interrupts.at_once():
         from ..report.page import write  # altair is slow to import, and not every command draws
     path = write(folders, out)

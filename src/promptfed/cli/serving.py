@@ -25,7 +25,7 @@ FORMATS = ("table", "json", "csv")
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
 Model = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run, or an exported model")]
 Client = Annotated[str | None, typer.Option("--client", help="whose model: a number from 0 on, or the site's name")]
-Common = Annotated[bool, typer.Option("--global", help="the one model that everybody can use, where there is one")]
+Common = Annotated[bool, typer.Option("--global", help="the global model, where there is one")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps")]
 
 
@@ -35,15 +35,15 @@ def predict(
     client: Client = None,
     common: Common = False,
     form: Annotated[str, typer.Option("--format", help="table, json or csv")] = "table",
-    top: Annotated[int, typer.Option("--top", min=1, help="how many classes to tell of each image")] = 3,
-    batch: Annotated[int, typer.Option("--batch", help="images a forward pass")] = 128,
+    top: Annotated[int, typer.Option("--top", min=1, help="how many classes to print per image")] = 3,
+    batch: Annotated[int, typer.Option("--batch", help="images per forward pass")] = 128,
     backbone: Annotated[
         str | None, typer.Option("--backbone", help="where an exported model finds its pre-trained weights")
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="import the module of an exported model's own method")] = False,
     device: Device = "auto",
 ) -> None:
-    """Tell what is on images, by the model of one client or the global one."""
+    """Classify images with the model of one client or the global model."""
     if form not in FORMATS:
         raise unknown("--format", form, FORMATS)
     model = loading.load(run, client=client, common=common, backbone=backbone, device=device, trust=trust)
@@ -93,7 +93,7 @@ def join(
     out: Annotated[Path | None, typer.Option("--out", help="the folder to write (default: one below runs/)")] = None,
     device: Device = "auto",
 ) -> None:
-    """Let a new site start from a finished run: it gets a model of its own, the run stays as it is."""
+    """Train a model for a new site from a finished run, which is not changed."""
     joined = joining.join(run, data, rounds=rounds, out=out, device=device)
     numbers, console = joined.numbers, Console()
     table = Table(title=f"{numbers['site']}: test accuracy in %, {numbers['n_test']} images", title_justify="left")

@@ -17,7 +17,7 @@ from ..server import Line
 
 
 class Live(Status):
-    """A run in the terminal: how far it is, its accuracy, who failed and who is slow. Elsewhere a line a round."""
+    """A run in the terminal: how far it is, its accuracy, who failed and who is slow. Elsewhere one line per round."""
 
     def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
         super().__init__(label, rounds, every)
@@ -93,7 +93,7 @@ def outcome(numbers: dict[str, Any]) -> Group:
     each = numbers["communication"]["per_client_and_round"]
     title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
     cost = (
-        f"a client and round: {size(each['up'])} up, {size(each['down'])} down; "
+        f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
         f"{numbers['passes']['train']:,} sample passes; "
         f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
     )

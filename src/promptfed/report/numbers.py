@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..runs.opened import Stage
 from ..runs.record import LAST
 from .gather import Group, ReportData, SeedRun
-from .runs import Stage, spread
+from .runs import spread
 
 KINDS = {
     "last": "last round",

@@ -11,10 +11,10 @@ from ..data import Federation
 from ..errors import UserError
 from ..runs import build
 from ..runs import config as C
+from ..runs.opened import Run
 from . import charts, gather, images, prompts, run_charts, style
 from .gather import Group, ReportData
 from .numbers import MEASURES
-from .runs import Run
 
 _PARTITIONS = 6  # pictures of a comparison
 
@@ -28,7 +28,7 @@ def draw_run(folder: Path, federation: Federation | None = None) -> list[Path]:
     `federation` is at hand where the run has just been made; otherwise it is loaded again. Where the dataset is gone,
     the pictures that need it are left out with a warning.
     """
-    run = Run.read(folder)
+    run = Run(folder)
     drawn = []
     for name, chart in (("curves.png", run_charts.curves(run)), ("clients.png", run_charts.clients(run))):
         if chart:

@@ -16,10 +16,10 @@ from ..data import Dataset
 from ..models import Model
 from ..params import Params
 from ..runs import config as C
+from ..runs.opened import Run
 from ..tuning import PrivatePrompt, Tuning
 from ..tunings.pixels import PixelPrompt
 from . import images
-from .runs import Run
 
 MOST = 16  # clients that are shown
 _COLUMNS, _LEAST = 8, 5  # prompts in a row; room for at least so many, or they would be huge

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..runs.opened import Run as Run
-from ..runs.opened import Stage as Stage
-
 
 def percent(value: float | None) -> float:
     return 100 * value if value is not None else math.nan

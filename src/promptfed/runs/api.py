@@ -58,8 +58,8 @@ def run(
     run(method="pfedpt", dataset="cifar10", partition={"name": "dirichlet", "alpha": 0.3}, rounds=50)
 
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
-    may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: at the small
-    scale that the file has besides.
+    may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: use the
+    small scale of the file, its [mini] table.
     """
     plan = prepare(preset, settings, out=Path(out) if out else None, resume=resume, mini=mini)
     return execute(plan, federation, view)

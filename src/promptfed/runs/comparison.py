@@ -5,7 +5,7 @@ ordinary run in a folder of its own, so an interrupted comparison goes on where 
 twice shares the work: each process takes the runs that nobody else holds.
 
 A table of several columns (datasets, splits, backbones) has [[compare.columns]]: settings under those of the rows, each
-row with each column. A file may have a small scale besides: [mini] holds settings that go over everything, and so does
+row with each column. A file may also have a small scale: [mini] holds settings that go over everything, and so does
 `mini` in a column or a row, over those; mini = false leaves it out there. Of [mini.method] and [mini.partition] each
 run takes what it has.
 """
@@ -121,7 +121,7 @@ def _seeds(values: Any) -> tuple[int, ...]:
 def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, others: Iterable[str] = ()) -> list[Job]:
     """All runs, validated before the first one starts: every row with its first seed, then the second seeds.
 
-    Of the common settings the first table is the file's, over which columns go; the others are given besides. `others`:
+    Of the common settings the first table is the file's, over which columns go; the others are given. `others`:
     methods that are not compared now, though the file's settings may be meant for them."""
     # All else is checked with the rows, whose methods and columns it belongs to.
     base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
@@ -271,7 +271,7 @@ Watch = Callable[[int, Job], AbstractContextManager[View | None]]
 
 def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
     """Makes what is not there yet; -> the runs that failed, and why. One that fails does not keep the others back, but
-    behind a fault of the program nothing more is tried."""
+    after an error of the program nothing more is tried."""
     failed: list[tuple[Job, Exception]] = []
     for number, job in enumerate(jobs, 1):
         try:
@@ -309,7 +309,7 @@ def collect(jobs: Sequence[Job], excused: Iterable[Job] = ()) -> dict[str, list[
         elif job.folder not in elsewhere:
             missing.append(job.folder.name)
     if missing:
-        warnings.warn(f"not in the table, held by another process or not begun: {', '.join(missing)}", stacklevel=2)
+        warnings.warn(f"not in the table, held by another process or not started: {', '.join(missing)}", stacklevel=2)
     return results
 
 
@@ -413,8 +413,8 @@ def compare(
     mini: bool = False,
     **settings: Any,
 ) -> dict[str, list[Result]]:
-    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: at the small
-    scale that the file has besides.
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: use the small
+    scale of the file, its [mini] table.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """

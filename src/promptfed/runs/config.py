@@ -38,15 +38,15 @@ class Backbone(_Section):
 class Evaluation(_Section):
     """The [eval] section."""
 
-    every: int = Field(1, ge=1, description="evaluate all clients every so many rounds, and after the last one")
+    every: int = Field(1, ge=1, description="evaluate all clients every so many rounds, and after the last round")
     after_local: Literal["none", "participants", "all"] = Field(
         "participants",
-        description="score locally trained models too: of nobody, of the clients that trained in an evaluated round, "
-        "or (at the end, by a further round of local training that is thrown away) of everyone",
+        description="also score locally trained models: of no client, of clients that trained in an evaluated round, "
+        "or (at the end, by a further round of local training that is thrown away) of all clients",
     )
     pooled: Literal["every", "last", "never"] = Field(
         "every",
-        description="when personal models are scored on everybody's test data (costs clients x test set): at every "
+        description="when personal models are scored on all clients' test data (costs clients x test set): at every "
         "evaluation, at the last one, or never (then there is no global accuracy)",
     )
     drift: bool = Field(
@@ -79,11 +79,11 @@ class Engine(_Section):
 
     name: Literal["local", "flower"] = Field("local", description="where the clients run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
-    workers: int = Field(0, ge=0, description="processes; 0: one a core on a CPU, one on an accelerator")
-    block: int = Field(1, ge=1, description="clients that are trained as one stacked computation (for accelerators)")
-    frozen_gb: float = Field(8.0, ge=0, description="disk space for values of frozen weights, which are computed once")
+    workers: int = Field(0, ge=0, description="processes; 0: one per core on a CPU, one on an accelerator")
+    block: int = Field(1, ge=1, description="clients trained as one stacked computation (for accelerators)")
+    frozen_gb: float = Field(8.0, ge=0, description="disk space in GB for cached outputs of frozen layers")
     trackers: tuple[str, ...] = Field((), description=f"experiment trackers to write to: {', '.join(TRACKERS)}")
-    threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: as many as torch likes")
+    threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: torch's default")
     deadline: float = Field(
         3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
     )
@@ -206,8 +206,8 @@ class Config(_Section):
             raise UserError("dataset.size must be set: the sites of a consortium agree on the size of their images")
         if self.consortium and self.eval.pooled != "never":
             raise UserError(
-                f'eval.pooled = "{self.eval.pooled}" needs everybody\'s test data; a site of a consortium has only its '
-                "own (allowed: never)"
+                f'eval.pooled = "{self.eval.pooled}" needs all clients\' test data; a site of a consortium has '
+                "only its own (allowed: never)"
             )
         return self
 

@@ -43,9 +43,9 @@ class Estimate:
     a_round: int  # clients that take part in a round
     rounds: int
     trained: int  # parameters
-    up: int  # parameters, a client and round
+    up: int  # parameters per client and round
     down: int
-    bytes_up: int  # a client and round
+    bytes_up: int  # per client and round
     bytes_down: int
     once: int  # bytes that a client receives once
     traffic: int  # bytes of the whole run

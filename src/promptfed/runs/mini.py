@@ -1,4 +1,4 @@
-"""The small scale that a file may have besides its full one: the settings of its [mini] table."""
+"""The small scale of a file: the settings of its [mini] table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def merged(tables: Iterable[Mapping[str, Any]]) -> Table:
 def shrunk(
     tables: Iterable[Mapping[str, Any]], mini: Iterable[Mapping[str, Any]], given: Iterable[Mapping[str, Any]] = ()
 ) -> Table:
-    """The tables' settings with those of the mini scale over them. What is given besides wins where both say
+    """The tables' settings with those of the mini scale over them. Settings given in addition win where both say
     something."""
     made, over = merged(tables), merged(given)
     for table in mini:

@@ -51,10 +51,6 @@ class Run:
         self.folder = Path(folder).expanduser()
         self._device, self._given = device, federation
 
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        return cls(folder)
-
     # ---- what is on record
 
     @cached_property

@@ -37,7 +37,7 @@ class Failed(NamedTuple):
 
 def slow(took: Sequence[Mapping[str, Any]]) -> list[Slow]:
     """Clients that took more than twice the median of seconds per sample, the slowest first. One with few samples has a
-    high rate too, but whoever was done before half of the others holds nobody up."""
+    high rate too, but a client that finishes before half of the others delays none."""
     known = [one for one in took if one["samples"]]
     if len(known) < 3:
         return []
@@ -105,7 +105,7 @@ class Status:
             for one in line["left_out"]:
                 self._fails(one["client"], self.done, one["why"])
             found = slow(seconds.get("clients", ()))
-            if found and len(self._train) > 1:  # in the first round everybody's first step counts too
+            if found and len(self._train) > 1:  # the first round includes every client's warm-up
                 self.slow, self._slow_round = found, self.done
             self._loss = line["train_loss"]
             local = line["aggregated"]["summary"]["local"] if "aggregated" in line else {"mean": None}
@@ -182,7 +182,7 @@ class Status:
 
     def _slowest(self) -> list[str]:
         named = [
-            f"client {s.client} in round {self._slow_round}: {s.seconds:.1f} s, {s.times:.1f} x the median a sample"
+            f"client {s.client} in round {self._slow_round}: {s.seconds:.1f} s, {s.times:.1f} x the median per sample"
             for s in self.slow[:SHOWN]
         ]
         return [*named, *([f"and {len(self.slow) - SHOWN} more"] if len(self.slow) > SHOWN else [])]
@@ -196,7 +196,7 @@ class Status:
 
 
 def evaluations_between(done: int, until: int, every: int, rounds: int | None = None) -> int:
-    """Evaluations behind round `done` and up to `until`: in every so many rounds, and in the last of all."""
+    """Evaluations after round `done` and up to `until`: in every so many rounds, and in the last of all."""
     last = until if rounds is None else rounds
     extra = done < last <= until and last % every != 0
     return until // every - done // every + extra

@@ -2,9 +2,9 @@
 
 config.toml             the complete configuration
 partition.json          who holds which samples
-rounds.jsonl            one line a round
+rounds.jsonl            one line per round
 asked.jsonl             where there is privacy: who was asked to train, in rounds that were not completed too
-checkpoint.safetensors  the server's state behind the last completed round
+checkpoint.safetensors  the server's state after the last completed round
 clients/                what the clients remember
 result.json             the numbers, once the run is done
 """
@@ -29,7 +29,7 @@ from ..server import Line, Recorder
 from .config import Join
 
 # As received from the server; after local training, of a round's participants; the same of everyone, at the end; the
-# one model that a personal method has besides the clients' own. Each also of newcomers alone, who count in no other.
+# one global model of a personal method. Each also for newcomers alone, who are in none of the others.
 _STAGES = ("aggregated", "after_local", "after_local_all", "common")
 STAGES = (*_STAGES, *(f"newcomers_{stage}" for stage in _STAGES))
 LAST = 10  # rounds that are averaged in `mean_of_last_10`
@@ -115,7 +115,7 @@ class Folder(Recorder):
         files.write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def close(self) -> None:
-        """Lets go of the folder, and of all trace of a run that did not come to begin."""
+        """Releases the folder; removes it if the run did not start."""
         if not self.closed and not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):

@@ -25,7 +25,7 @@ ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global"
 
 
 def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
-    """One row a label: mean over the seeds, and their standard deviation where there are several. `scale`: what a
+    """One row per label: mean over the seeds, and their standard deviation where there are several. `scale`: what a
     small scale has to say of itself."""
     found = []
     for label, runs in results.items():

@@ -92,7 +92,7 @@ def watch(folder: Path, console: Console) -> None:
 
 
 def _tell(run: Followed, console: Console) -> None:
-    """On a terminal a run stays to be seen when it ends; elsewhere it has a line a round."""
+    """On a terminal a run stays to be seen when it ends; elsewhere there is one line per round."""
     before = run.running
     said = run.look()
     if not console.is_terminal:
@@ -106,7 +106,7 @@ def _outcome(folder: Path, runs: Sequence[Followed]) -> str:
     stopped = [run for run in runs if not (run.folder / "result.json").exists()]
     if not stopped:
         return f"done: {folder}"
-    where = ", ".join(f"{run.folder.name} behind round {run.status.done} of {run.status.rounds}" for run in stopped)
+    where = ", ".join(f"{run.folder.name} after round {run.status.done} of {run.status.rounds}" for run in stopped)
     again = "".join(f"\n  promptfed run --resume --out {run.folder}" for run in stopped)
     if stopped[0].folder == folder:
         return f"stopped: {where}; go on with:{again}"

@@ -66,7 +66,7 @@ def read(file: Path, backbone: str | None, trust: bool) -> tuple[Card, Tuning, M
         made = card["format"]
     except OSError as error:
         raise UserError(f'"{file}" cannot be read: {error.strerror}') from None
-    except Exception:  # other safetensors files, and what is none
+    except Exception:  # other safetensors files, or none at all
         raise UserError(f'"{file}" is not an exported model') from None
     if made != FORMAT:
         raise UserError(f'"{file}" is of format {made}, this promptfed reads format {FORMAT}: install a newer one')

@@ -36,7 +36,7 @@ def decode(image: Any, channels: int, resize: Resize) -> np.ndarray | None:
 def complain(skipped: Sequence[str], count: int, setting: str) -> None:
     """Names what could not be read: a warning, or an error if that is everything."""
     if not count:
-        raise UserError(f"{setting}: there is none")
+        raise UserError(f"{setting}: no images given")
     if not skipped:
         return
     shown = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
