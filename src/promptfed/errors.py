@@ -1,4 +1,4 @@
-"""Mistakes a user can make, told in one sentence."""
+"""User errors, each in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _alike(word: str, other: str) -> float:
 
 
 def unknown(setting: str, value: str, known: Iterable[str]) -> UserError:
-    """The error for a value that is none of the known ones."""
+    """The error for a value that is not one of the known ones."""
     known = sorted(known)
     return UserError(f'{setting} = "{value}" is unknown{nearest(value, known)} (allowed: {", ".join(known)})')
 

@@ -33,7 +33,7 @@ NOT_COVERED = (
     "floating-point arithmetic: the bound is of real numbers",
 )
 _POINTS = 1e-4  # the grid of privacy losses, in parts of their mean and deviation: epsilon is exact to 0.1 %
-# What a client may say of its data besides the update, by the hook that says it.
+# Hooks by which a client may send more about its data than the update.
 _TELLS = {"enroll": "at first contact", "report": "with its update"}
 
 
@@ -42,7 +42,7 @@ class Privacy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    clip: float = Field(0.0, ge=0, description="what a client's update of a round is shortened to (L2); 0: no privacy")
+    clip: float = Field(0.0, ge=0, description="L2 norm that a client's update of a round is clipped to; 0: no privacy")
     noise: float = Field(
         0.0,
         ge=0,
@@ -61,14 +61,14 @@ class Privacy(BaseModel):
         return self.clip > 0
 
     def release(self, up: Params, still: Params, random: Callable[[int], bytes]) -> Params:
-        """What goes up in place of `up`. `still` is what would go up had training changed nothing: it must not depend
+        """What is sent instead of `up`. `still` is what would be sent had training changed nothing: it must not depend
         on the client's data. `random` gives that many random bytes."""
         if {name: p.shape for name, p in up.items()} != {name: p.shape for name, p in still.items()}:
             raise UserError("privacy.clip: the method's updates have not the same names and shapes with all data")
-        # In float64: what is rounded for the journey is rounded behind the noise.
+        # In float64: rounding for sending comes after the noise.
         change = {name: p.cpu().double() - still[name].cpu().double() for name, p in up.items()}
         norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
-        # That training has failed would tell of the data too. It counts as no change.
+        # That training has failed would reveal something about the data: it counts as no change.
         scale = min(1.0, self.clip / norm) if norm and math.isfinite(norm) else 0.0
         sent: Params = {}
         for name, c in change.items():
@@ -93,7 +93,7 @@ def randomness(seed: int | None, round: int, client: int) -> Callable[[int], byt
 
 
 def check(method: Method, name: str) -> None:
-    """Raises UserError for methods of which more leaves a client than the update, or nothing at all."""
+    """Raises UserError for methods whose clients send more than the update, or nothing at all."""
     for hook, when in _TELLS.items():
         if getattr(type(method), hook) is not getattr(Method, hook):
             raise UserError(
@@ -136,7 +136,7 @@ def epsilon(answers: Mapping[float, int], delta: float) -> float:
 
 
 def accounting() -> None:
-    """Raises UserError where dp-accounting is missing: before a run rather than behind it."""
+    """Raises UserError if dp-accounting is missing: before a run rather than after it."""
     if find_spec("dp_accounting") is None:
         raise UserError('privacy.noise needs dp-accounting to state epsilon: pip install "promptfed[privacy]"')
 
@@ -149,7 +149,7 @@ def answers(asked: Iterable[tuple[int, Iterable[int]]], seeded: bool) -> Counter
 
 
 def statement(privacy: Privacy, answered: Mapping[int, int], clients: int, seeded: bool) -> dict[str, Any]:
-    """What result.json says of it. An epsilon of none is infinite."""
+    """What result.json says about it. An epsilon of None is infinite."""
     known = {n: epsilon({privacy.noise: n}, privacy.delta) for n in {0, *answered.values()}}
 
     def finite(n: int) -> float | None:

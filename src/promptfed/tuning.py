@@ -25,7 +25,7 @@ class Tuning(BaseModel):
     roles: ClassVar[dict[str, str]] = {"body.": "body", "head.": "head"}
     about: ClassVar[str] = ""
     backbones: ClassVar[str] = "any"  # which ones it can enter: any, transformers, CLIP, or CLIP with a ViT
-    images: ClassVar[bool] = False  # whether batches carry images besides what is frozen of them
+    images: ClassVar[bool] = False  # whether batches hold images besides cached outputs of frozen layers
 
     def role(self, name: str) -> str:
         for prefix, role in self.roles.items():
@@ -37,22 +37,22 @@ class Tuning(BaseModel):
         return tuple(dict.fromkeys(self.roles.values()))
 
     def check(self, model: Model) -> None:
-        """Raises UserError where this tuning cannot enter this model."""
+        """Raises UserError if this tuning cannot enter this model."""
 
     def init(self, model: Model, seed: int) -> Params:
         raise NotImplementedError
 
     def frozen_name(self, model: Model) -> str:
-        """What frozen() gives, such that two things of one name are equal; empty if it gives nothing."""
+        """The name of what frozen() returns: equal names mean equal values. Empty if it returns nothing."""
         return ""
 
     def why_not_cached(self, model: Model) -> str:
-        """Why nothing is computed once, where frozen_name() is empty."""
+        """Why nothing is cached, if frozen_name() is empty."""
         return "all weights are trained"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
-        """Values (B, ...) of samples that depend on frozen weights only: computed once and given back in batch.frozen,
-        in place of the images unless `images` says besides."""
+        """Values (B, ...) of samples that depend only on frozen weights: computed once, and in batch.frozen instead of
+        the images, or besides them if `images` is set."""
         return {}
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -68,7 +68,7 @@ class Tuning(BaseModel):
         return self.head(model, params, self.features(model, params, batch, ctx))
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-        """The method's phases with this tuning's own ones among them."""
+        """The method's phases, combined with this tuning's own."""
         return phases
 
 
@@ -82,7 +82,7 @@ class Full(Tuning):
 
 
 class OnFeatures(Tuning):
-    """Whatever works on the features of a frozen image model."""
+    """A tuning on top of the features of a frozen image model."""
 
     def frozen_name(self, model: Model) -> str:
         return "features"
@@ -111,9 +111,9 @@ class HeadOnly(OnFeatures):
 
 
 class Wrapper(Tuning):
-    """Something around another tuning, which stays what it is: parameters of its own besides that one's."""
+    """A tuning around another one, with parameters of its own besides that one's."""
 
-    inner: Tuning = Field(default_factory=Full, description="what is tuned besides")
+    inner: Tuning = Field(default_factory=Full, description="the tuning that is wrapped")
 
     def role(self, name: str) -> str:
         return super().role(name) if name.startswith(tuple(self.roles)) else self.inner.role(name)

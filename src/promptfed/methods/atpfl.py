@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..method import Method
-from ..models import CLIP, Model
+from ..models import Model
 from ..params import Params
 from ..phases import Batch, Context
 from ..seeding import torch_rng
-from ..tuning import Tuning
+from ..tuning import Tuning, as_clip
 from ..tunings.pixels import Pixels
 from ..tunings.text import TextContext
 from .moon import contrast
@@ -83,10 +83,9 @@ class Atpfl(Tpfl):
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         assert isinstance(self.tuning, Twin)
-        assert isinstance(model, CLIP)
         image = self.tuning.features(model, params, batch, ctx)  # (B, d)
         text = self.tuning.text(model, params)  # (classes, d)
-        logits = model.logits(model.weights, image, text)
+        logits = as_clip(model).logits(model.weights, image, text)
         own = F.cross_entropy(logits, batch.y, reduction="none")
         seen = contrast(image, batch.extra["received"], batch.extra["previous"], self.temperature)  # (B,)
         said = contrast(text, ctx.reference["received"], ctx.reference["previous"], self.temperature)  # (classes,)

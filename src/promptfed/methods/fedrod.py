@@ -1,4 +1,4 @@
-"""FedRoD: a generic head that is to suit everybody, and a private one on top that suits the client.
+"""FedRoD: a generic head for all clients, and a private one on top for the client.
 
 Chen & Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification" (ICLR 2022), with
 the linear personal head: balanced softmax trains the body and the generic head, cross-entropy the private one.
@@ -18,8 +18,8 @@ from ..params import Params
 from ..phases import Batch, Context
 from ..tuning import Wrapper
 
-# Samples that a client is taken to have of a class it has not: log 0 would make padding, whose label may be of such a
-# class, infinite. exp(logit) is outweighed as long as logits are within 18 of each other.
+# Replaces a class count of 0: log 0 would make the loss of padding, whose label may be of such a class, infinite. The
+# class is still negligible as long as logits are within 18 of each other.
 _NONE = 1e-8
 
 

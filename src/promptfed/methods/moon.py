@@ -1,4 +1,4 @@
-"""MOON: features are drawn to those of the received model and away from those of the client's previous one.
+"""MOON: features are pulled towards those of the received model and away from those of the client's previous one.
 
 Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. The features are what the head sees.
 """
@@ -30,7 +30,7 @@ class Moon(Method):
             raise UserError("method.name: Moon contrasts features, and those of this tuning are frozen")
 
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        # Neither model moves during the phase: their features are computed once a round, not once an epoch.
+        # Neither model moves during the phase: their features are computed once per round, not once per epoch.
         received = {**params, **ctx.down}
         previous = {**received, **ctx.memory}  # first round: the same as received
         return {

@@ -1,4 +1,4 @@
-"""Methods by name: a base, and plug-ins behind `+` that wrap its tuning or fine-tune its result."""
+"""Methods by name: a base, and plug-ins after `+` that replace or wrap its tuning, or fine-tune its result."""
 
 import importlib
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ METHODS: dict[str, type[Method]] = {
 }
 # Modes of a method that have a class of their own: (method, setting, value) -> class.
 MODES: dict[tuple[type[Method], str, str], type[Method]] = {(Dp2fl, "privacy", "sealed"): SealedDp2fl}
-# What is tuned, in place of all weights: a kind, and settings of its own.
+# What is tuned instead of all weights: a tuning, and its settings.
 TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "head": (HeadOnly, {}),
     "vpt": (Tokens, {}),
@@ -197,7 +197,7 @@ def peel(tuning: Tuning) -> tuple[list[Wrapper], Tuning]:
 
 
 def backbones(method: Method) -> str:
-    """Which ones it runs on, in words."""
+    """The backbones it runs on, in words."""
     needed = {layer.backbones for layer in everything(method.tuning)} | ({"transformers"} if _lacks(method) else set())
     return next(kind for kind in ("CLIP with a ViT", "CLIP", "transformers", "any") if kind in needed)
 

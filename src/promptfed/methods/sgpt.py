@@ -1,7 +1,7 @@
 """SGPT: prompts that all samples share, prompts of groups, and keys by which each sample finds its group.
 
 Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and Personalized Federated Learning"
-(CVPR 2024), arXiv:2310.18285. One global model for everyone; what differs is which groups a client's samples select.
+(CVPR 2024), arXiv:2310.18285. One global model for all clients; what differs is which groups a client's samples select.
 
 Reconstructed where the paper is silent: q_g counts what the server knows and, besides, the client's own selections of
 this round (no client depends on another one's turn); the inverted order swaps the two blocks and nothing else; blocks
@@ -45,14 +45,16 @@ class SharedGroup(Tuning):
     groups: int = Field(20, ge=1, description="number of groups (G)")
     shared_layers: tuple[int, ...] = Field((0, 1, 2), description="layers that shared prompts enter, counted from 0")
     group_layers: tuple[int, ...] = Field(
-        (3, 4, 5), description="layers that group prompts enter, behind the shared ones"
+        (3, 4, 5), description="layers that group prompts enter, after the shared ones"
     )
     prompt_length: int = Field(1, ge=1, description="prompt tokens at each of their layers")
     query: Literal["last"] | int = Field(
         "last", description="layers whose cls is compared with the keys: all, with the final norm, or a number of them"
     )
-    query_norm: bool = Field(False, description="the final norm on the query of fewer layers, too (the authors' code)")
-    query_relu: bool = Field(False, description="cut the query off below zero (the authors' code)")
+    query_norm: bool = Field(
+        False, description="also apply the final norm to a query of fewer layers (the authors' code)"
+    )
+    query_relu: bool = Field(False, description="apply a ReLU to the query (the authors' code)")
     initial: Literal["uniform", "code"] = Field(
         "uniform", description="prompts start uniform, or shared ones at zero as in the authors' code"
     )
@@ -172,18 +174,18 @@ class Sgpt(Method):
     calibrate: bool = Field(True, description="weigh the selection in training by how often groups were selected (q_g)")
     floor: float = Field(5e-4, ge=0, description="added to q_g")
     key_weights: Literal["selections", "samples"] = Field(
-        "selections", description="what a client's key weighs: how often it was selected, or the client's samples"
+        "selections", description="weight of a client's key: how often it was selected, or the client's samples"
     )
     rare: int = Field(
-        50, ge=0, description="selections in a round up to which all clients' keys of a group weigh alike"
+        50, ge=0, description="up to this many selections per round, all clients' keys of a group have equal weights"
     )
     key_momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's keys (alpha_k)")
     prompt_momentum: float = Field(0.5, ge=0, lt=1, description="momentum of the server's group prompts (alpha_g)")
     majority: bool = Field(False, description="a training batch takes the group of most of its samples (authors' code)")
     cache: bool = Field(
         True,
-        description="compute what is in front of the group prompts once a round while they are trained alone; "
-        "keeps tokens x width numbers of each of the client's samples",
+        description="compute what comes before the group prompts once per round while only they are trained; "
+        "keeps tokens x width numbers per sample of the client",
     )
 
     @model_validator(mode="before")

@@ -56,7 +56,7 @@ class Pixels(BaseModel):
         patch = params["prompt.patch"]
         if self.prompt == "fixed-patch":
             return F.pad(patch, (0, width - p, 0, height - p))
-        # Tensor arithmetic in place of slicing, so that every client of a stacked block has a place of its own.
+        # Tensor arithmetic instead of slicing, so that every client of a stacked block has its own position.
         rows = torch.arange(height, device=patch.device) - (noise[0] * (height - p + 1)).long()
         columns = torch.arange(width, device=patch.device) - (noise[1] * (width - p + 1)).long()
         inside = ((rows >= 0) & (rows < p))[:, None] & ((columns >= 0) & (columns < p))[None, :]
