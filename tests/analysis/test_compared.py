@@ -43,6 +43,17 @@ def test_scatter_of_all_runs(tmp_path):
     assert "2 without global accuracy left out" in text
 
 
+def test_axes_of_the_scatter_stay_within_per_cent(tmp_path):
+    folder = comparison(tmp_path / "all")
+    for file in folder.glob("*/result.json"):  # no worst client has anything right
+        numbers = json.loads(file.read_text())
+        numbers["metrics"]["aggregated"]["last"] |= {"local": {"mean": 0.5, "worst": 0.0}, "global": 0.99}
+        file.write_text(json.dumps(numbers))
+    chart = compared.scatter(Comparison.read(folder), Options()).picture
+    encoding = chart.to_dict()["layer"][0]["encoding"]
+    assert [encoding[axis]["scale"]["domain"] for axis in "xy"] == [[97, 100], [0, 2]]
+
+
 def test_sweep_over_kind_and_size(tmp_path):
     rows = made(comparison(tmp_path / "all"), "sweep", tmp_path)
     kinds = [("fedavg", ""), *(("padding", p) for p in "124"), *(("fixed-patch", p) for p in "24")]

@@ -8,6 +8,7 @@ import numpy as np
 from analysed import made
 
 from promptfed.analysis import Options
+from promptfed.analysis import recorded as analyses
 from promptfed.analysis.opened import Opened
 
 
@@ -44,6 +45,11 @@ def test_clients_of_all_stages(finished, tmp_path):
     for stage, clients in result.items():
         own = [float(row["accuracy"]) for row in rows if row["stage"] == stage]
         assert own == [one["accuracy"] for one in clients]
+
+
+def test_bars_of_clients_go_to_a_hundred_per_cent(finished):
+    chart = analyses.clients(Opened(finished("pfedpt")), Options()).picture
+    assert chart.to_dict()["layer"][0]["encoding"]["y"]["scale"] == {"domain": [0, 100]}
 
 
 def test_partition(finished, tmp_path):

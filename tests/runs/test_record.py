@@ -12,7 +12,8 @@ import torch
 
 from promptfed.clients.wire import unpack
 from promptfed.errors import UserError
-from promptfed.runs.record import Busy, Folder, read_lines, result
+from promptfed.runs.opened import Run
+from promptfed.runs.record import Busy, Folder, read_checkpoint, read_lines, result
 from promptfed.server import Line
 
 
@@ -251,6 +252,24 @@ def test_lines_without_any_checkpoint_are_dropped(tmp_path: Path) -> None:
     assert folder.restore() is None
     assert folder.lines() == []
     folder.close()
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.end(line(1), state(1.0))
+    folder.close()
+    file = folder.path / "checkpoint.safetensors"
+    whole = file.read_bytes()
+    for cut in (5, 40, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=r'the checkpoint ".*/run/checkpoint.safetensors" is damaged: '):
+            read_checkpoint(folder.path)
+    (folder.path / "result.json").write_text("{")
+    with pytest.raises(UserError, match=r'"\S*/run/result.json" is not valid JSON: .*; delete it and resume the run'):
+        _ = Run(folder.path).result
+    (folder.path / "partition.json").write_text('{"clients": [1]}')
+    with pytest.raises(UserError, match=r"partition file .*/run/partition.json is malformed"):
+        _ = Run(folder.path).shares
 
 
 def test_the_checkpoint_holds_the_state_of_the_round_it_names(tmp_path: Path) -> None:

@@ -143,4 +143,6 @@ def _similarities(
     besides: marks.Besides | None = None if alone is None else ("own labels, without the prompt", "point", alone)
     bars = marks.bars(names, kinds, "cosine similarity", besides).properties(width=230)
     chart = alt.hconcat(heat, bars).resolve_scale(color="independent")
-    return style.titled(chart, opened.title, "classes predicted on pure colours against label distributions")
+    return style.titled(
+        chart, opened.title, "classes predicted on pure colours against label distributions; dashed: means"
+    )

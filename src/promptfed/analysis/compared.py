@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -57,18 +58,24 @@ def _scatter(comparison: Comparison, rows: list[dict[str, Any]]) -> style.Chart:
     looks = style.looks(dict.fromkeys(row["label"] for row in rows))
     points = [{"label": row["label"], "x": 100 * row["global"], "y": 100 * row["worst"]} for row in rows]
     base = marks.data(points).encode(*marks.by_label(looks, alt.Color, alt.Shape))
-    scale = alt.Scale(zero=False, nice=True, padding=15)
     x: dict[str, Any] = {
         "title": "global accuracy: all clients' test data (%)",
-        "scale": scale,
+        "scale": _around([point["x"] for point in points]),
         "axis": alt.Axis(grid=True),
     }
-    y: dict[str, Any] = {"title": "worst client's accuracy (%)", "scale": scale}
+    y: dict[str, Any] = {"title": "worst client's accuracy (%)", "scale": _around([point["y"] for point in points])}
     mean = base.mark_point(filled=True, size=150, opacity=1).encode(alt.X("mean(x):Q", **x), alt.Y("mean(y):Q", **y))
     several = len(rows) > len(looks)
     each = base.mark_point(filled=True, size=25, opacity=0.5).encode(alt.X("x:Q", **x), alt.Y("y:Q", **y))
     chart = alt.layer(*([each] if several else []), mean).properties(height=330)
     return style.titled(chart, comparison.setting, "small: runs; large: mean over seeds" if several else "")
+
+
+def _around(accuracies: Sequence[float]) -> alt.Scale:
+    """A little more than the range of the values, within 0 to 100 %."""
+    low, high = min(accuracies), max(accuracies)
+    more = max(2.0, 0.05 * (high - low))
+    return alt.Scale(domain=[max(0.0, low - more), min(100.0, high + more)], nice=True, zero=False)
 
 
 # ---- kind and size of prompts

@@ -116,7 +116,7 @@ def _bars(opened: Opened, found: dict[str, dict[int, float]]) -> style.Chart:
     colours = {_word(stage): look.colour for stage, look in style.looks(found).items()}
     base = marks.data(rows).encode(marks.by_colour(colours, columns=2))
     x = alt.X(title="client, best accuracy first", **marks.places("at:O", opened.names(ids), style.WIDTH))
-    y = alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(zero=True))
+    y = alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(domain=[0, 100]))
     if len(ids) <= marks.NAMED:
         each = base.mark_bar().encode(x, y, xOffset=alt.XOffset("kind:N", sort=list(colours)))
     else:

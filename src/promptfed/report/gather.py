@@ -172,8 +172,8 @@ def _numbers(run: Run, problems: list[str]) -> dict[str, Any]:
     except _BROKEN as error:
         if not run.lines:
             raise
-        file = run.folder / "result.json"
-        problems.append(f"{file} cannot be read: {_why(error)}; the numbers are taken from rounds.jsonl.")
+        unread = "" if isinstance(error, UserError) else f"{run.folder / 'result.json'} cannot be read: "
+        problems.append(f"{unread}{_why(error)}; the numbers are taken from rounds.jsonl.")
         return numbers
 
 

@@ -26,7 +26,7 @@ from .. import models
 from ..data import CATALOGUE, DatasetConfig, load
 from ..errors import UserError, nearest
 from ..models.pretrained.known import KNOWN, fresh, resize
-from . import api, tables
+from . import api, record, tables
 from . import config as C
 from .api import Result, without_compare
 from .mini import merged, method_settings, shrunk, small
@@ -314,11 +314,11 @@ def collect(jobs: Sequence[Job], excused: Iterable[Job] = ()) -> dict[str, list[
 
 
 def finished(job: Job) -> Result | None:
-    file = job.folder / "result.json"
-    if not file.exists():
+    numbers = record.read_result(job.folder)
+    if numbers is None:
         return None
     _same(job)
-    return Result(job.folder, json.loads(file.read_text()))
+    return Result(job.folder, numbers)
 
 
 def _same(job: Job) -> None:
@@ -326,7 +326,13 @@ def _same(job: Job) -> None:
     saved = C.make(C.read(job.folder / "config.toml")).complete()
     for key, value in job.config.complete().items():
         if key != "engine" and saved[key] != value:
-            raise UserError(f'--out: "{job.folder}" holds a run with another {key}; choose another --out')
+            there, here = saved[key], value
+            if isinstance(here, Mapping):
+                inner = next(name for name in {**there, **here} if there.get(name) != here.get(name))
+                key, there, here = f"{key}.{inner}", there.get(inner), here.get(inner)
+            raise UserError(
+                f'--out: "{job.folder}" holds a run with another {key}: {there}, not {here}; choose another --out'
+            )
 
 
 # ---- all of it

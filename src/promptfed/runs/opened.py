@@ -67,16 +67,18 @@ class Run:
     @cached_property
     def result(self) -> dict[str, Any] | None:
         """result.json; None while the run is not finished."""
-        file = self.folder / "result.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        return record.read_result(self.folder)
 
     @cached_property
     def shares(self) -> list[Share]:
         """By client. Sites of a consortium report theirs; they are known when the run is finished."""
         split = self.folder / "partition.json"
-        clients = json.loads(split.read_text())["clients"] if split.exists() else []
-        if clients:
-            return [Share(c["name"], len(c["train"]), len(c["val"]), len(c["test"])) for c in clients]
+        try:
+            clients = json.loads(split.read_text())["clients"] if split.exists() else []
+            if clients:
+                return [Share(c["name"], len(c["train"]), len(c["val"]), len(c["test"])) for c in clients]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"partition file {split} is malformed ({type(error).__name__}: {error})") from None
         try:
             sites = (self.result or {})["sites"]
             return [Share(s["name"], s["n_train"], s["n_val"] or 0, s["n_test"] or 0) for s in sites]

@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
+
 from .. import files, scoring
 from ..clients.base import Notice
 from ..clients.wire import pack, unpack
@@ -140,8 +142,24 @@ def read_checkpoint(path: Path) -> tuple[int, State] | None:
     file = path / "checkpoint.safetensors"
     if not file.exists():
         return None
-    state, note = unpack(file.read_bytes())
-    return int(note["round"]), state
+    try:
+        state, note = unpack(file.read_bytes())
+        return int(note["round"]), state
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f'the checkpoint "{file}" is damaged: {error}') from None
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """result.json of a run's folder; None while the run is not finished."""
+    file = path / "result.json"
+    if not file.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        why = f'"{file}" is not valid JSON: {error}'
+        raise UserError(f"{why}; delete it and resume the run to write it again") from None
+    return found
 
 
 def read_lines(path: Path) -> list[Line]:
