@@ -47,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """How one client's model does: on its own validation and test data, and on everybody's test data where known."""
+    """How one client's model does: on its own validation and test data, and on all clients' test data where known."""
 
     client: int
     parts: dict[str, Score] = field(default_factory=dict)  # "val", "test", "global"
@@ -72,7 +72,7 @@ def evaluate(method: Method, model: Model, work: Work, params: Params, samples: 
 
 
 def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str, Any]:
-    """Local accuracy over clients, global accuracy, macro F1 and loss. None where nobody has the data for it.
+    """Local accuracy over clients, global accuracy, macro F1 and loss. None where no client has the data for it.
 
     `one_model`: all clients share one global model, so its global accuracy is known from their own test data.
     """

@@ -10,7 +10,7 @@ import altair as alt
 from ..errors import UserError
 from ..methods import parse
 from ..report import marks, style
-from ..report.runs import percent, spread
+from ..runs.tables import in_percent, spread
 from ..tuning import Full, HeadOnly, PrivatePrompt
 from .base import Found, Options
 from .opened import Comparison, One
@@ -130,7 +130,7 @@ def unprompted(name: str) -> bool:
 def points(rows: list[dict[str, Any]], kind: str) -> list[tuple[int, float, float]]:
     """Size, mean and standard deviation over seeds of the local accuracy in per cent, by size."""
     sizes = sorted({row["size"] for row in rows if row["kind"] == kind})
-    return [(s, *spread(percent(r["local"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
+    return [(s, *spread(in_percent(r["local"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
 
 
 def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
@@ -141,7 +141,7 @@ def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, 
     levels = [
         {
             "label": f"{name} (no prompt)",
-            "mean": spread(percent(row["local"]) for row in rows if row["kind"] == name)[0],
+            "mean": spread(in_percent(row["local"]) for row in rows if row["kind"] == name)[0],
         }
         for name in none
     ]

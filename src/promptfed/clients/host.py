@@ -59,7 +59,7 @@ class Host:
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])
         received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
-        results: list[M.Result] = []
+        results: list[M.ClientResult] = []
         answers: list[bytes] = []
         if isinstance(task, M.Enroll):
             results += [M.EnrollResult(client=to.client) for to in request.clients]

@@ -1,9 +1,9 @@
 """What is asked of clients and what they answer, the same for every engine.
 
-A request is one `Request` and blobs of safetensors (wire.py), an answer one `Result` per client and, where the task has
-them, one blob per client. Between processes and machines the models travel as JSON. They are strict: an engine that
-reads what a stranger sent needs no other schema. Types bound each field; what a whole message may hold is limited by
-the engine.
+A request is one `Request` and blobs of safetensors (wire.py), an answer one `ClientResult` per client and, where the
+task has them, one blob per client. Between processes and machines the models are sent as JSON. They are strict: an
+engine that reads what a stranger sent needs no other schema. Types bound each field; the engine limits the size of a
+whole message.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class EvaluateResult(Note):
     groups: Annotated[list[Counts], Field(max_length=100_000, fail_fast=True)] | None = None
 
 
-Result = EnrollResult | TrainResult | SecondResult | EvaluateResult
+ClientResult = EnrollResult | TrainResult | SecondResult | EvaluateResult
 HAS_BLOBS = (Enroll, Train)  # tasks whose answer has a blob per client
 _RESULTS: dict[type[Task], TypeAdapter[Any]] = {
     Enroll: TypeAdapter(list[EnrollResult]),
@@ -152,7 +152,7 @@ _RESULTS: dict[type[Task], TypeAdapter[Any]] = {
 class Answer:
     """A host's answer, in the order of the request's clients."""
 
-    results: Sequence[Result]
+    results: Sequence[ClientResult]
     blobs: list[bytes]
     seconds: float = 0.0  # of work
 
@@ -160,12 +160,12 @@ class Answer:
 Ask = Callable[[Request, list[bytes]], Answer]  # a host, or a process that has one
 
 
-def write_results(task: Task, results: Sequence[Result]) -> bytes:
+def write_results(task: Task, results: Sequence[ClientResult]) -> bytes:
     return bytes(_RESULTS[type(task)].dump_json(list(results), exclude_none=True))
 
 
-def read_results(task: Task, text: bytes) -> list[Result]:
-    found: list[Result] = _RESULTS[type(task)].validate_json(text)
+def read_results(task: Task, text: bytes) -> list[ClientResult]:
+    found: list[ClientResult] = _RESULTS[type(task)].validate_json(text)
     return found
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from ..runs.tables import in_percent, spread
 from . import style
 from .gather import Group, ReportData
 from .marks import NEAR, Row, by_label, data, places, rounds
 from .numbers import MEASURES, over_seeds, series, thin
-from .runs import percent, spread
 from .style import INK, Look
 from .tasks import tasks
 
@@ -159,9 +159,9 @@ def accuracies(found: ReportData) -> style.Chart | None:
         if not each:
             continue
         last = [entry.numbers["metrics"]["aggregated"]["last"] for entry in group.entries if entry.numbers]
-        mean, std = spread(percent(one["local"]["mean"]) for one in last)
+        mean, std = spread(in_percent(one["local"]["mean"]) for one in last)
         numbers = {"mean": mean, "low": mean - std, "high": mean + std}
-        wide, _ = spread(percent(one["global"]) for one in last)
+        wide, _ = spread(in_percent(one["global"]) for one in last)
         bar = {"label": group.label, "text": _text(mean, std), **{k: _number(v) for k, v in numbers.items()}}
         bars.append(bar | ({"global": _number(wide)} if wide == wide else {}))
         run = group.first.run

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..runs.opened import Stage
 from ..runs.record import LAST
+from ..runs.tables import spread
 from .gather import Group, ReportData, SeedRun
-from .runs import spread
 
 KINDS = {
     "last": "last round",

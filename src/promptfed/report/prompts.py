@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from .. import params as P
 from ..clients.store import Store
 from ..data import Dataset
 from ..models import Model
@@ -23,7 +24,6 @@ from . import images
 
 MOST = 16  # clients that are shown
 _COLUMNS, _LEAST = 8, 5  # prompts in a row; room for at least so many, or they would be huge
-_PRIVATE = "private/"
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def read(run: Run, tuning: PixelPrompt, dataset: Dataset) -> Prompts | None:
     try:
         for client in _some(run.trained):
             state = store.get(client, run.last + 1)
-            private = {k.removeprefix(_PRIVATE): v for k, v in state.items() if k.startswith(f"{_PRIVATE}prompt.")}
-            if private:
-                found[client] = image(private)
+            prompt = P.under(P.under(state, "private", "/"), "prompt")
+            if prompt:
+                found[client] = image(P.nested("prompt", prompt))
     finally:
         store.close()
     if not found:

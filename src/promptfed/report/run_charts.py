@@ -11,10 +11,10 @@ import numpy as np
 
 from ..data import Federation
 from ..runs.opened import Run, Share
+from ..runs.tables import in_percent
 from . import style
 from .marks import NAMED, NEAR, by_colour, by_label, client_names, data, heat_map, places, rounds, tall
 from .numbers import thin
-from .runs import percent
 from .style import BLUE, GREEN, GREY, INK, VERMILION, Look
 
 _BARS = 400  # clients that have a bar; of more, some are shown
@@ -127,7 +127,7 @@ def clients(run: Run) -> style.Chart | None:
     few = f", {len(away)} of {run.clients} not evaluated" if away else ""
     why = {client: "not evaluated" if client in away else "no test data" for client in without + away}
     top = _bars([accuracy.get(client) for client in ids], [why.get(client, "") for client in ids], names)
-    mean = percent(line["aggregated"]["summary"]["local"]["mean"])
+    mean = in_percent(line["aggregated"]["summary"]["local"]["mean"])
     level = data([{"mean": mean, "text": f"mean {mean:.1f} %"}]).encode(alt.Y("mean:Q"))
     rule = level.mark_rule(color=INK, strokeDash=[5, 3])
     beside = level.mark_text(align="left", dx=5).encode(text="text:N", x=alt.value(style.WIDTH))

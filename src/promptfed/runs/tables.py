@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
                 "clients": {"local": _clients(last), "after_local": _clients(after)},
-                "local": _spread([m["local"]["mean"] for m in last]),
-                "worst": _spread([m["local"]["worst"] for m in last]),
-                "global": _spread([m["global"] for m in last]),
-                "macro_f1": _spread([m["macro_f1"] for m in last]),
-                "after_local": _spread([m["local"]["mean"] if m else None for m in after]),
-                "common": _spread([_local(n["metrics"], "common") for n in numbers]),
-                "newcomers": _spread([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
+                "local": _over_seeds([m["local"]["mean"] for m in last]),
+                "worst": _over_seeds([m["local"]["worst"] for m in last]),
+                "global": _over_seeds([m["global"] for m in last]),
+                "macro_f1": _over_seeds([m["macro_f1"] for m in last]),
+                "after_local": _over_seeds([m["local"]["mean"] if m else None for m in after]),
+                "common": _over_seeds([_local(n["metrics"], "common") for n in numbers]),
+                "newcomers": _over_seeds([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
                 "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
                 "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
                 "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
@@ -76,11 +77,23 @@ def _clients(found: Sequence[Mapping[str, Any] | None]) -> Table | None:
     return dict(zip(("n", "of"), min(known), strict=True)) if known else None
 
 
-def _spread(values: Sequence[float | None]) -> Table | None:
-    known = [v for v in values if v is not None]
+def in_percent(value: float | None) -> float:
+    """NaN for None."""
+    return 100 * value if value is not None else math.nan
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation of the values that are not NaN; (NaN, 0) of none, (value, 0) of one."""
+    known = [value for value in values if not math.isnan(value)]
     if not known:
-        return None
-    return {"mean": float(np.mean(known)), "std": float(np.std(known, ddof=1)) if len(known) > 1 else None}
+        return math.nan, 0.0
+    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+
+
+def _over_seeds(values: Sequence[float | None]) -> Table | None:
+    known = [v for v in values if v is not None]
+    mean, std = spread(known)
+    return {"mean": mean, "std": std if len(known) > 1 else None} if known else None
 
 
 HEADERS = (
