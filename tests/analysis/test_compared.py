@@ -54,6 +54,13 @@ def test_axes_of_the_scatter_stay_within_per_cent(tmp_path):
     assert [encoding[axis]["scale"]["domain"] for axis in "xy"] == [[97, 100], [0, 2]]
 
 
+def test_a_damaged_table_is_named(tmp_path):
+    folder = comparison(tmp_path / "all")
+    (folder / "table.json").write_text("[")
+    with pytest.raises(UserError, match=r"all/table.json. is not the table of a comparison"):
+        make(folder)
+
+
 def test_sweep_over_kind_and_size(tmp_path):
     rows = made(comparison(tmp_path / "all"), "sweep", tmp_path)
     kinds = [("fedavg", ""), *(("padding", p) for p in "124"), *(("fixed-patch", p) for p in "24")]

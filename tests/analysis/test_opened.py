@@ -76,6 +76,8 @@ def test_folders_that_hold_nothing_or_no_end(finished, tmp_path):
     (tmp_path / "partition.json").write_bytes((finished("fedavg") / "partition.json").read_bytes())
     with pytest.raises(UserError, match="not finished"):
         _ = Opened(tmp_path).parts
+    with pytest.raises(UserError, match=r"no run of the comparison in .* is finished"):
+        Opened(tmp_path.parent)
 
 
 def test_a_tuning_without_private_prompts():

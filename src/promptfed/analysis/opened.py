@@ -55,6 +55,8 @@ class Opened(Run):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         if not self.settings:
+            if any(folder.glob("*/config.toml")):
+                raise UserError(f'no run of the comparison in "{folder}" is finished: none has a result.json')
             raise UserError(f'"{folder}" holds neither a run nor a comparison')
 
     @cached_property
@@ -201,8 +203,11 @@ class Comparison:
     def read(cls, folder: Path) -> Comparison:
         """All finished runs below the folder, by their labels in its table."""
         file = folder / "table.json"
-        rows = json.loads(file.read_text()) if file.exists() else []
-        labels = {comparison.Row(row["label"], {}, ()).slug: row["label"] for row in rows}
+        try:
+            rows = json.loads(file.read_text()) if file.exists() else []
+            labels = {comparison.Row(row["label"], {}, ()).slug: row["label"] for row in rows}
+        except (ValueError, TypeError, KeyError):
+            raise UserError(f'"{file}" is not the table of a comparison; repeat the command that wrote it') from None
         order = list(labels)
         found = []
         for result in sorted(folder.glob("*/result.json")):
