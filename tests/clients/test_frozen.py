@@ -151,7 +151,7 @@ def test_a_value_does_not_depend_on_who_asked_first(data):
     cache.discard(cache.root() / "frozen")
     everyone = FrozenValues(HeadOnly(), model, data, CPU, 1e9)(np.arange(len(data)))["features"]
     assert torch.equal(some, everyone[[3, 1, 50]])
-    with pytest.warns(UserWarning, match="anew"):
+    with pytest.warns(UserWarning, match="computed again"):
         anew = FrozenValues(HeadOnly(), model, data, CPU, 0)(np.array([3, 1, 50]))["features"]
     assert torch.equal(some, anew)
 
