@@ -41,7 +41,9 @@ def one_sentence(error: ValidationError, section: str = "") -> UserError:
     if isinstance(cause, UserError):  # raised by a validator of ours: a sentence already
         return cause
     where = ".".join([*([section] if section else []), *(str(part) for part in first["loc"])])
-    what = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    what = first["msg"].removeprefix("Value error, ").removeprefix("Input ").split(", unable to parse")[0]
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        return UserError(f"{where.rpartition('.')[0]} = {first['input']!r} has too few values")
     if first["type"] == "extra_forbidden":
         return UserError(f"{where} is not a setting")
     return UserError(f"{where} = {first['input']!r} {what}" if where else what)

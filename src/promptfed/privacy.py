@@ -24,13 +24,13 @@ from .method import Method
 from .params import Params
 from .seeding import rng
 
-UNIT = "all training samples of one client, replaced by any others, as many"
+UNIT = "all training samples of one client, replaced by any others of the same number"
 COVERS = "what clients send after local training, over all rounds"
 NOT_COVERED = (
-    "evaluation: counts on held-out samples, of models that a client has trained or adapted without noise too",
+    "evaluation: counts on held-out samples, also of models that a client trained or adapted without noise",
     "how many training samples a client has, whether it answers, and how long it takes",
     "classes and normalisation, which are agreed on beforehand",
-    "floating-point arithmetic: the bound is of real numbers",
+    "floating-point arithmetic: the bound holds for real numbers",
 )
 _POINTS = 1e-4  # the grid of privacy losses, in parts of their mean and deviation: epsilon is exact to 0.1 %
 # Hooks by which a client may send more about its data than the update.

@@ -54,8 +54,10 @@ def test_axes_of_the_scatter_stay_within_per_cent(tmp_path):
     assert [encoding[axis]["scale"]["domain"] for axis in "xy"] == [[97, 100], [0, 2]]
 
 
-def test_a_damaged_table_is_named(tmp_path):
+def test_a_damaged_table_and_a_file_in_the_way_are_named(tmp_path):
     folder = comparison(tmp_path / "all")
+    with pytest.raises(UserError, match=r"^--out = .*/table.json. is not a folder$"):
+        make(folder, out=folder / "table.json")
     (folder / "table.json").write_text("[")
     with pytest.raises(UserError, match=r"all/table.json. is not the table of a comparison"):
         make(folder)

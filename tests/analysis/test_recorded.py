@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from analysed import made
 
+from promptfed import UserError
 from promptfed.analysis import Options
 from promptfed.analysis import recorded as analyses
 from promptfed.analysis.opened import Opened
@@ -50,6 +52,11 @@ def test_clients_of_all_stages(finished, tmp_path):
 def test_bars_of_clients_go_to_a_hundred_per_cent(finished):
     chart = analyses.clients(Opened(finished("pfedpt")), Options()).picture
     assert chart.to_dict()["layer"][0]["encoding"]["y"]["scale"] == {"domain": [0, 100]}
+
+
+def test_a_client_that_does_not_exist_is_named(finished):
+    with pytest.raises(UserError, match=r"^--client = 4 must be 0 to 3$"):
+        analyses.clients(Opened(finished("pfedpt")), Options((4,)))
 
 
 def test_partition(finished, tmp_path):

@@ -30,6 +30,8 @@ def test_round_trip(make: Make, tmp_path: Path) -> None:
 
 def test_the_file_is_plain(make: Make, tmp_path: Path) -> None:
     federation = federate(make(LABELS), Iid(clients=2), 7)
+    with pytest.raises(UserError, match=r'partition file ".*" cannot be written: '):
+        federation.save(tmp_path)  # a folder
     federation.save(tmp_path / "p.json")
     text = json.loads((tmp_path / "p.json").read_text())
     assert text["dataset"] == {

@@ -105,6 +105,13 @@ def test_a_mistake_is_one_sentence_that_names_the_setting(table, says):
     assert "\n" not in str(caught.value)
 
 
+def test_a_mistake_is_said_once():
+    with pytest.raises(UserError, match=r"^rounds = 'many' should be a valid integer$"):
+        C.make({"rounds": "many"})
+    with pytest.raises(UserError, match=r"^partition\.split = \[0\.5, 0\.1\] has too few values$"):
+        C.make({"partition": {"split": [0.5, 0.1]}})
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         C.read(tmp_path / "nothing.toml")

@@ -49,6 +49,9 @@ def make(
             raise UserError(f'{name} is an analysis of a {ANALYSES[name].of}, and "{folder}" holds a {kind}')
     wanted = names or [name for name, analysis in ANALYSES.items() if analysis.of == kind]
     made = Made({}, {})
+    out = Path(out) if out else folder / "analysis"
+    if out.exists() and not out.is_dir():
+        raise UserError(f'--out = "{out}" is not a folder')
     of = Comparison.read(folder) if kind == "comparison" else Opened(folder)
     try:
         for name in wanted:
@@ -59,7 +62,7 @@ def make(
                     raise
                 made.left_out[name] = str(error)
                 continue
-            made.files[name] = found.save(Path(out) if out else folder / "analysis", name)
+            made.files[name] = found.save(out, name)
     finally:
         of.close()
     return made

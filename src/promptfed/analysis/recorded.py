@@ -74,6 +74,9 @@ def clients(opened: Opened, options: Options) -> Found:
     run = opened
     found: dict[str, dict[int, float]] = {}
     rows = []
+    for client in options.clients:
+        if not 0 <= client < run.clients:
+            raise UserError(f"--client = {client} must be 0 to {run.clients - 1}")
     for stage in STAGES:
         line = next((line for line in reversed(run.lines) if stage in line), None)
         for one in line[stage]["clients"] if line else ():

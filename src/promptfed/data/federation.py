@@ -66,8 +66,11 @@ class Federation:
         lines = ",\n".join(json.dumps(client, separators=(",", ":")) for client in clients)
         text = f'{json.dumps(head)[:-1]}, "clients": [\n{lines}\n]}}\n'
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, text.encode())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(path, text.encode())
+        except OSError as error:
+            raise UserError(f'partition file "{path}" cannot be written: {error.strerror}') from None
 
     @classmethod
     def load(cls, path: Path, dataset: Dataset) -> "Federation":

@@ -90,7 +90,7 @@ def prepare(
 def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
     """A run to go on with. More rounds may be asked for, and another engine."""
     if out is None:
-        raise UserError("--resume needs --out, the folder of the run to go on with")
+        raise UserError("--resume needs --out, the folder of the run to continue")
     file = out / "config.toml"
     if not file.exists():
         raise UserError(f'--out = "{out}" holds no run to resume (it has no config.toml)')
@@ -114,7 +114,7 @@ def execute(
     """One run, in its folder. `engine` makes the clients from the parts and the folder."""
     config, path, resume = plan.config, plan.folder, plan.resume
     if not resume and (path / "config.toml").exists():
-        raise UserError(f'--out = "{path}" holds a run already: pass --resume to go on with it, or another --out')
+        raise UserError(f'--out = "{path}" holds a run already: pass --resume to continue it, or another --out')
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
