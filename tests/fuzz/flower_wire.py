@@ -27,9 +27,11 @@ if __name__ == "__main__":
         include=["promptfed.flower.wire", "promptfed.clients.messages", "promptfed.clients.wire"]
     ):
         import promptfed.flower.wire as wire
+        from promptfed.clients import messages
         from promptfed.clients.wire import pack
 else:
     import promptfed.flower.wire as wire
+    from promptfed.clients import messages
     from promptfed.clients.wire import pack
 
 import torch
@@ -38,10 +40,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 READERS = ("request", "answer", "blob")
 TASKS = {
     "identify": wire.Identify(),
-    "enroll": wire.Enroll(),
-    "train": wire.Train(round=3, score=True),
-    "second": wire.Second(round=3),
-    "evaluate": wire.Evaluate(as_of=4, pooled=True, after_local=False),
+    "enroll": messages.Enroll(),
+    "train": messages.Train(round=3, score=True),
+    "second": messages.Second(round=3),
+    "evaluate": messages.Evaluate(as_of=4, pooled=True, after_local=False),
 }
 ASKS = tuple(TASKS)
 MARK = b"\xff\xfe\xfd"  # in no UTF-8
