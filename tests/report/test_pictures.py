@@ -465,3 +465,9 @@ def test_pictures_have_a_known_format(results: dict[str, list[Result]], tmp_path
         assert style.save(chart, tmp_path / name).read_bytes().startswith(start)
     with pytest.raises(UserError, match=r'--out = ".*a.docx" must end in .png, .svg, .pdf, .jpg'):
         style.save(chart, tmp_path / "a.docx")
+
+
+def test_a_folder_is_not_replaced_by_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "split.png").mkdir()
+    with pytest.raises(UserError, match=r"split.png. is a folder; name a file$"):
+        style.check(tmp_path / "split.png")

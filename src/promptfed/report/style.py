@@ -113,6 +113,8 @@ def check(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise UserError(f'--out = "{path}" must end in {", ".join(_FORMATS)}')
+    if path.is_dir():
+        raise UserError(f'--out = "{path}" is a folder; name a file')
     return suffix
 
 
