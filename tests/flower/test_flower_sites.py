@@ -97,7 +97,7 @@ def test_mistakes_at_a_site_are_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"eval": {"pooled": "last"}}, 'eval.pooled = "last" needs everybody\'s test data'),
+        ({"eval": {"pooled": "last"}}, 'eval.pooled = "last" needs all clients\' test data'),
         ({"dataset": {"size": None}}, "dataset.size must be set"),
         ({"consortium": {"classes": ("a", "a")}}, "names one class twice"),
         ({"consortium": {"classes": ("a",)}}, "consortium.classes"),
