@@ -135,9 +135,7 @@ class DatasetConfig(BaseModel):
         description="Images become size x size pixels; none: a pre-trained backbone's own size, otherwise the "
         "catalogue's, otherwise their own if all are equal.",
     )
-    channels: Literal[1, 3] | None = Field(
-        None, description="1 for grey, 3 for colour; none: 3."
-    )
+    channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour; none: 3.")
     splits: Literal["all", "train", "val", "test"] = Field(
         "all",
         description="Which splits of the source are pooled before clients get their own train, validation and test.",
