@@ -75,7 +75,7 @@ class Tuning(BaseModel):
 class Full(Tuning):
     """Every weight of the backbone."""
 
-    about: ClassVar[str] = "all weights"
+    about = "all weights"
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
@@ -99,8 +99,8 @@ class OnFeatures(Tuning):
 class HeadOnly(OnFeatures):
     """A linear head on frozen features."""
 
-    roles: ClassVar[dict[str, str]] = {"head.": "head"}
-    about: ClassVar[str] = "the head"
+    roles = {"head.": "head"}
+    about = "the head"
 
     def check(self, model: Model) -> None:
         if "head.weight" not in model.weights:
@@ -140,7 +140,7 @@ class Wrapper(Tuning):
 class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
-    roles: ClassVar[dict[str, str]] = {"prompt.": "private"}
+    roles = {"prompt.": "private"}
 
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
