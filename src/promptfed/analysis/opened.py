@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import server
 from ..clients.frozen import normalisation
 from ..errors import UserError
-from ..methods import peel
+from ..methods import layers
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
@@ -141,7 +141,7 @@ class Opened(Run):
     @property
     def mixes(self) -> bool:
         """Whether predictions come from several models at once."""
-        return any(isinstance(layer, Mixture) for layer in peel(self.method.tuning)[0])
+        return any(isinstance(layer, Mixture) for layer in layers(self.method.tuning))
 
     def probabilities(self, work: Work, params: Params, samples: Samples, tuning: Tuning | None = None) -> np.ndarray:
         """(n, classes)"""
