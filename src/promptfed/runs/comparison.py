@@ -182,12 +182,12 @@ def check(jobs: Iterable[Job]) -> None:
     of datasets in the catalogue nothing is loaded."""
     rows = {job.row.label: job for job in reversed(list(jobs)) if not (job.folder / "result.json").exists()}
     for label, job in reversed(rows.items()):
-        if job.config.consortium:
+        config = job.config
+        if config.consortium:
             continue
         try:
-            build.initial(
-                job.config, dryrun.sketch(job.config, dryrun.placeholder(job.config.dataset, job.config.backbone.name))
-            )
+            dataset = dryrun.placeholder(config.dataset, config.backbone.name)
+            build.initial(config, dryrun.sketch(config, dataset))
         except UserError as error:
             raise UserError(f'row "{label}": {error}') from None
         except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
