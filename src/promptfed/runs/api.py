@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,11 @@ def run(
     mini: bool = False,
     **settings: Any,
 ) -> Result:
-    """Trains and evaluates one configuration.
-
-    run(method="pfedpt", dataset="cifar10", partition={"name": "dirichlet", "alpha": 0.3}, rounds=50)
+    """Trains and evaluates one configuration: run(method="pfedpt", dataset="cifar10", rounds=50)
 
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
-    may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: use the
-    small scale of the file, its [mini] table.
-    """
+    may also be a class derived from Method. `federation` takes the place of dataset and partition, and `mini` uses the
+    small scale of the file, its [mini] table."""
     plan = prepare(preset, settings, out=Path(out) if out else None, resume=resume, mini=mini)
     return execute(plan, federation, view)
 
@@ -134,17 +132,12 @@ def execute(
         finally:
             sizes = clients.sizes()
             clients.close()
-        data = parts.federation.dataset
+        data, classes = parts.federation.dataset, len(parts.federation.dataset.classes)
         about = {
             "method": config.method.name,
             "seed": config.seed,
             "config": config.complete(),
-            "dataset": {
-                "name": data.name,
-                "fingerprint": data.fingerprint,
-                "images": len(data),
-                "classes": len(data.classes),
-            },
+            "dataset": {"name": data.name, "fingerprint": data.fingerprint, "images": len(data), "classes": classes},
             "frozen": _frozen(parts),
             "sites": _sites(parts, sizes, folder.lines()),
         }
@@ -163,29 +156,21 @@ def execute(
 def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.Line]) -> list[dict[str, Any]]:
     """How much each client has. Sites of a consortium have told with their scores."""
     told = {row["client"]: row for line in lines if "aggregated" in line for row in line["aggregated"]["clients"]}
-    apart = parts.config.consortium is not None
-    return [
-        {
-            "client": i,
-            "name": site.name,
-            "n_train": sizes[i],
-            "n_val": told.get(i, {}).get("n_val") if apart else len(site.val),
-            "n_test": told.get(i, {}).get("n_test") if apart else len(site.test),
-        }
-        for i, site in enumerate(parts.federation.sites)
-    ]
+    found = []
+    for i, site in enumerate(parts.federation.sites):
+        held = {"n_val": len(site.val), "n_test": len(site.test)}
+        if parts.config.consortium:
+            held = {key: told.get(i, {}).get(key) for key in held}
+        found.append({"client": i, "name": site.name, "n_train": sizes[i], **held})
+    return found
 
 
 def fresh(config: C.Config) -> Path:
     """A folder of its own below runs/."""
-    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}".replace(":", ".").replace(
-        "/", "-"
-    )
-    path, number = Path("runs") / name, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
+    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}"
+    path = Path("runs") / name.replace(":", ".").replace("/", "-")
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(other for other in chain([path], others) if not other.exists())
 
 
 def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,9 @@
 """Several methods and seeds on the same partition, in one table.
 
-Each row is a configuration of its own: the common settings with the row's own over them. Every (row, seed) is an
-ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and the same command started
-twice shares the work: each process takes the runs that nobody else holds.
-
-A table of several columns (datasets, splits, backbones) has [[compare.columns]]: settings under those of the rows, each
-row with each column. A file may also have a small scale: [mini] holds settings that go over everything, and so does
-`mini` in a column or a row, over those; mini = false leaves it out there. Of [mini.method] and [mini.partition] each
-run takes what it has.
+Every (row, seed) is an ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and
+the same command started twice shares the work: each process takes the runs that no other holds. Settings go over each
+other in this order: the file's, those of a column, given ones, those of the row; at the small scale also [mini] and the
+`mini` of column and row (mini = false leaves it out), of which each run takes what its method and partition have.
 """
 
 from __future__ import annotations
@@ -81,9 +77,8 @@ def rows(
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
     slugs = [row.slug for row in found]
-    for one in found:
-        if slugs.count(one.slug) > 1:
-            raise UserError(f'compare: each row needs a label of its own, and "{one.label}" is there twice')
+    if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
+        raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
     return found
 
 

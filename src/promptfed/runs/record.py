@@ -226,16 +226,12 @@ def _stage(lines: Sequence[Line], stage: str, all_: dict[str, int]) -> dict[str,
         return found
     if recent:
         rounds = [line["round"] for line in recent]
-        found[f"mean_of_last_{LAST}"] = {
-            "rounds": rounds,
-            **scoring.average([line[stage]["summary"] for line in recent]),
-            **all_,
-        }
+        mean = scoring.average([line[stage]["summary"] for line in recent])
+        found[f"mean_of_last_{LAST}"] = {"rounds": rounds, **mean, **all_}
     judged = [line for line in known if line[stage]["summary"]["val"] is not None]
     if judged:
-        found["chosen_on_validation"] = of(
-            max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
-        )
+        best = max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
+        found["chosen_on_validation"] = of(best)
     return found
 
 
@@ -248,8 +244,5 @@ def _communication(lines: Sequence[Line]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     packages = ("promptfed", "torch", "numpy", "safetensors", "pydantic")
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "platform": f"{sys.platform}-{platform.machine()}",
-    }
+    found = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {**found, "platform": f"{sys.platform}-{platform.machine()}"}
