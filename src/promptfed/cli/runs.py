@@ -100,9 +100,7 @@ def compare(
 
 def _folder(preset: str | None, mini: bool) -> Path:
     """runs/pfedpg-table4 of experiments/pfedpg/table4.toml"""
-    name = "comparison"
-    if preset:
-        name = "-".join(part for part in (Path(preset).parent.name, Path(preset).stem) if part)
+    name = "-".join(filter(None, (Path(preset).parent.name, Path(preset).stem))) if preset else "comparison"
     return Path("runs") / (f"{name}-mini" if mini else name)
 
 

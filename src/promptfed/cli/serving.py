@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -50,7 +50,11 @@ def predict(
     found = model.predict(images, batch)
     best = found.top(top)
     if form == "json":
-        print(json.dumps([_entry(name, ranked) for name, ranked in zip(found.names, best, strict=True)], indent=1))
+        tops = [[{"class": label, "probability": round(p, 6)} for label, p in ranked] for ranked in best]
+        entries = [
+            {"image": name, "label": top[0]["class"], "top": top} for name, top in zip(found.names, tops, strict=True)
+        ]
+        print(json.dumps(entries, indent=1))
     elif form == "csv":
         rows = csv.writer(sys.stdout, lineterminator="\n")
         rows.writerow(["image", "rank", "class", "probability"])
@@ -65,11 +69,6 @@ def predict(
         for name, ranked in zip(found.names, best, strict=True):
             table.add_row(name, *(cell for label, p in ranked for cell in (label, f"{100 * p:.1f}")))
         Console().print(table)
-
-
-def _entry(name: str, ranked: list[tuple[str, float]]) -> dict[str, Any]:
-    told = [{"class": label, "probability": round(p, 6)} for label, p in ranked]
-    return {"image": name, "label": ranked[0][0], "top": told}
 
 
 def export(

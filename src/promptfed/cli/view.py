@@ -51,10 +51,11 @@ def outcome(numbers: dict[str, Any]) -> Group:
         table.add_column(header, justify="left" if not header else "right")
     for stage, found in numbers["metrics"].items():
         for name, m in found.items():
-            when = "-".join(str(r) for r in dict.fromkeys((m["rounds"][0], m["rounds"][-1]))) if "rounds" in m else None
+            at = m.get("rounds") or [m["round"]]
+            when = "-".join(dict.fromkeys((str(at[0]), str(at[-1]))))
             who = f"{round(m['clients'], 1):g}" + (f" of {m['of']}" if "of" in m else "")
             scores = (m["local"]["mean"], m["local"]["std"], m["local"]["worst"], m["global"], m["macro_f1"])
-            shown = (when or str(m["round"]), who, *(percent(value) for value in scores))
+            shown = (when, who, *(percent(value) for value in scores))
             table.add_row(f"{stage}, {name}".replace("_", " "), *shown)
     each = numbers["communication"]["per_client_and_round"]
     title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"

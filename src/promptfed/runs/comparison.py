@@ -221,8 +221,7 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     jobs = [job for job in jobs if job.row.mini and job.row.label in results]
     if not jobs:
         return ""
-    *most, last = dict.fromkeys(job.config.dataset.name for job in jobs)
-    data = f"{', '.join(most)} and {last}" if most else last
+    data = ", ".join(dict.fromkeys(job.config.dataset.name for job in jobs))
     few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
     rounds = tables.rounds(many) if few == many else f"{few} to {tables.rounds(many)}"
     name = "/".join(Path(file).parts[-2:])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -232,15 +232,10 @@ class Config(_Section):
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "method": MethodSection,
-    "dataset": DatasetConfig,
-    "partition": PartitionSection,
-    "backbone": Backbone,
-    "eval": Evaluation,
-    "join": Join,
-    "engine": Engine,
-    "privacy": Privacy,
-    "consortium": Consortium,
+    key: kind
+    for key, field in Config.model_fields.items()
+    for kind in (field.annotation, *get_args(field.annotation))  # of one that may be None, what it is else
+    if isinstance(kind, type) and issubclass(kind, BaseModel)
 }
 
 

@@ -132,18 +132,14 @@ class Run:
     @property
     def setting(self) -> str:
         """cifar10, dirichlet (alpha 0.3), 20 clients; of a consortium, whose sites hold their own images: 3 sites"""
-        dataset = self.settings.get("dataset", {}).get("name")
-        partition = self.settings.get("partition", {})
+        dataset, partition = self.settings.get("dataset", {}).get("name"), self.settings.get("partition", {})
         words = [Path(dataset).name] if dataset else []
-        if self.consortium:
-            return ", ".join([*words, f"{self.clients} site{'s' if self.clients > 1 else ''}"])
-        if partition.get("file"):
+        if partition.get("file") and not self.consortium:
             words.append(Path(partition["file"]).name)
-        elif partition.get("name"):
-            alpha = f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""
-            words.append(partition["name"] + alpha)
+        elif partition.get("name") and not self.consortium:
+            words.append(partition["name"] + (f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""))
         if self.clients:
-            words.append(f"{self.clients} client{'s' if self.clients > 1 else ''}")
+            words.append(f"{self.clients} {'site' if self.consortium else 'client'}{'s' * (self.clients > 1)}")
         return ", ".join(words)
 
     @property

@@ -230,14 +230,7 @@ class Followed:
 def _folders(folder: Path) -> list[Path]:
     """The runs of a folder, which is one itself or a comparison's; also such as are only being prepared."""
     marks = ("config.toml", ".lock")
-    if any((folder / mark).exists() for mark in marks):
-        return [folder]
-    return sorted({file.parent for mark in marks for file in folder.glob(f"*/{mark}")}, key=_begun)
-
-
-def _begun(run: Path) -> tuple[float, Path]:
-    file = run / "config.toml"
-    return (file.stat().st_mtime if file.exists() else float("inf"), run)
+    return sorted({file.parent for mark in marks for place in (mark, f"*/{mark}") for file in folder.glob(place)})
 
 
 def _print(console: Console, text: str) -> None:
