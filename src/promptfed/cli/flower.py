@@ -170,8 +170,7 @@ def submit(
     from ..flower import link as flower_link
     from ..flower.server import WAITING, told
     from ..flower.site import run_name
-    from ..runs import record
-    from . import view
+    from ..runs import record, tables
 
     config, agreed = consortium.read(folder)
     path = folder / "runs" / run_name(name)
@@ -201,7 +200,7 @@ def submit(
     if state[1] != "completed":
         raise UserError(state[2].removeprefix("ServerApp failed with exception: ") or f"the run has {state[1]}")
     numbers = json.loads((path / "result.json").read_text())
-    console.print(view.outcome(numbers))
+    console.print(tables.outcome(numbers))
     if "privacy" in numbers:
         _say(privacy.sentence(numbers["privacy"]))
     _say(f"everything is in {path}")

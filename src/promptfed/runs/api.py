@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from .. import files, privacy, server
+from .. import methods as M
 from ..clients import Clients
-from ..data import Federation
-from ..errors import UserError
+from ..data import PARTITIONS, Federation
+from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
 from . import build, record
 from . import config as C
-from .mini import shrunk, small
 from .record import Folder, View
 from .trackers import Tracked
 
@@ -183,3 +184,51 @@ def _frozen(parts: build.Parts) -> dict[str, str | None]:
     tuning, model = parts.method.tuning, parts.model
     name = tuning.frozen_name(model)
     return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}
+
+
+# ---- the small scale of a file: the settings of its [mini] table
+
+
+def small(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's [mini]."""
+    mini = source.get("mini")
+    if not isinstance(mini, Mapping) or not mini:
+        raise UserError("--mini needs a file with a [mini] table, the settings of its small scale")
+    return dict(mini)
+
+
+def shrunk(
+    tables: Iterable[Mapping[str, Any]], mini: Iterable[Mapping[str, Any]], given: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The tables' settings with those of the mini scale over them, and those that are given over both."""
+    made, over = C.merge(*tables), C.merge(*given)
+    for table in mini:
+        for key, value in table.items():
+            if key not in C.SECTIONS:
+                made[key] = over.get(key, value)
+                continue
+            section = {k: over.get(key, {}).get(k, v) for k, v in C.undot([(key, value)])[key].items()}
+            made = C.merge(made, {key: {"name": section["name"]}} if "name" in section else {})
+            made = C.merge(made, {key: _applicable(key, section, made.get(key, {}))})
+    return made
+
+
+def _applicable(section: str, settings: dict[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that this method or partition has. If none of all has one, it is a mistake."""
+    if section not in ("method", "partition"):
+        return settings
+    always = {"name", "seed", "file"} if section == "partition" else {"name"}
+    own = C.settings_of(section, old.get("name") or C.SECTIONS[section].model_fields["name"].default) | always
+    known = method_settings() if section == "method" else set().union(*(C.settings_of(section, k) for k in PARTITIONS))
+    for key in settings:
+        if key not in known | own:
+            raise UserError(f"mini.{section}.{key} is not a setting of any {section}{nearest(key, known)}")
+    return {key: value for key, value in settings.items() if key in own}
+
+
+@cache
+def method_settings() -> set[str]:
+    """Of any method and plug-in."""
+    kinds = [*M.PROMPTS.values(), *(kind for kind, _ in M.TUNINGS.values())]
+    named = {key for name in (*M.METHODS, *M.ALIASES) for key in M.fields(name)}
+    return named | {key for kind in kinds for key in kind.model_fields}

@@ -21,8 +21,7 @@ from .. import methods as M
 from ..errors import UserError, nearest
 from . import api, build, dryrun, record, tables
 from . import config as C
-from .api import Result, without_compare
-from .mini import method_settings, shrunk, small
+from .api import Result, method_settings, shrunk, small, without_compare
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -175,16 +174,15 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
 def check(jobs: Iterable[Job]) -> None:
     """Whether the methods fit their backbones, for what is not done yet. Published backbones are shapes alone here, and
     of datasets in the catalogue nothing is loaded."""
-    rows = {job.row.label: job for job in reversed(list(jobs)) if not (job.folder / "result.json").exists()}
-    for label, job in reversed(rows.items()):
-        config = job.config
-        if config.consortium:
+    for job in jobs:
+        config, done = job.config, (job.folder / "result.json").exists()
+        if job.seed != job.row.seeds[0] or done or config.consortium:
             continue
         try:
             dataset = dryrun.placeholder(config.dataset, config.backbone.name)
             build.initial(config, dryrun.sketch(config, dataset))
         except UserError as error:
-            raise UserError(f'row "{label}": {error}') from None
+            raise UserError(f'row "{job.row.label}": {error}') from None
         except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
             continue
 

@@ -61,9 +61,7 @@ class Join(_Section):
     """The [join] section: clients that are not there from the start. Results report them apart."""
 
     clients: int | tuple[int, ...] = Field((), description="who comes later: client numbers, or how many of the last")
-    round: int = Field(
-        0, ge=0, description="the first round they may take part in; 0: they never train, only are served"
-    )
+    round: int = Field(0, ge=0, description="the first round they may train in; 0: they never train, only are served")
 
     def newcomers(self, count: int) -> tuple[int, ...]:
         """Their numbers, of so many clients."""
@@ -87,14 +85,9 @@ class Engine(_Section):
         (), description="experiment trackers to write to"
     )
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: torch's default")
-    deadline: float = Field(
-        3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
-    )
+    deadline: float = Field(3600.0, gt=0, description="between sites: seconds an answer may take; a later one is lost")
     patience: float = Field(
-        600.0,
-        ge=0,
-        description="between sites: seconds to wait for everyone; then a new run is not begun, and a resumed one goes "
-        "on with those who are there",
+        600.0, ge=0, description="between sites: seconds to wait for all; then only a resumed run goes on, without them"
     )
 
     @field_validator("trackers", mode="before")

@@ -68,7 +68,6 @@ class Folder(Recorder):
             raise Busy(f'--out = "{path}" is in use by another run') from None
         except OSError as error:
             raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
-        self.closed = False
 
     def restore(self) -> tuple[int, State] | None:
         found = read_checkpoint(self.path)
@@ -116,11 +115,10 @@ class Folder(Recorder):
 
     def close(self) -> None:
         """Releases the folder; removes it if the run did not start."""
-        if not self.closed and not (self.path / "config.toml").exists():
+        if not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
                 self.path.rmdir()
-        self.closed = True
         self._open.close()
 
 
