@@ -25,7 +25,7 @@ from . import consortium
 from ._flwr import Context, Grid, ServerApp, log
 from .clients import FlowerClients
 from .simulation import expected
-from .site import AGREED, run_name
+from .site import AGREED, INTEGERS, read_numbers, run_name
 
 LINK = "PROMPTFED_LINK"  # environment variable: process id of the SuperLink
 _HANDOVER = 15.0  # seconds in which the process of a killed SuperLink must have released a run
@@ -50,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
             patience=config.engine.patience,
             poll=0.5,
             enough=1 if begun else None,
-            sizes=consortium.numbers(path / SIZES, "client") if begun else None,
+            sizes=read_numbers(path / SIZES, INTEGERS, "client", "samples") if begun else None,
             missing=lambda clients: files.write(path / WAITING, json.dumps(clients).encode()),
         )
         files.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
