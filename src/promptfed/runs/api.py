@@ -13,6 +13,7 @@ from ..clients import Clients
 from ..data import Federation
 from ..errors import UserError
 from ..method import Method
+from ..methods import why_not_cached
 from . import build, record
 from . import config as C
 from .mini import small_scale
@@ -204,4 +205,4 @@ def _frozen(parts: build.Parts) -> dict[str, str | None]:
     """What was computed once per image; or why nothing was."""
     tuning, model = parts.method.tuning, parts.model
     name = tuning.frozen_name(model)
-    return {"values": name or None, "why_not": None if name else tuning.why_not_cached(model)}
+    return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}
