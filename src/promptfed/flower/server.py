@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from ..errors import UserError
 from ..runs import api, record
 from ..runs import config as C
 from ..runs.build import Parts
-from ..runs.record import View
 from ..server import Line
 from . import consortium
-from ._flwr import Context, Grid, ServerApp, log
+from ._flwr import Context, Grid, ServerApp
 from .clients import FlowerClients
 from .simulation import expected
 from .site import AGREED, INTEGERS, read_numbers, run_name
@@ -60,7 +58,7 @@ def main(grid: Grid, context: Context) -> None:
     until = time.monotonic() + _HANDOVER
     while True:
         try:
-            api.execute(api.RunPlan(config, path, resume=True), view=Log(), engine=engine)
+            api.execute(api.RunPlan(config, path, resume=True), engine=engine)
             return
         except record.Busy:
             if time.monotonic() > until:
@@ -101,16 +99,6 @@ def _changed(key: str, before: Any, now: Any) -> str:
 
 server_app = ServerApp()
 server_app.main()(main)
-
-
-class Log(View):
-    """Rounds, as lines of Flower's log."""
-
-    def begin(self, round: int, clients: Sequence[int]) -> None:
-        log(20, "round %d: clients %s", round, ", ".join(map(str, clients)))
-
-    def end(self, line: Line) -> None:
-        log(20, "%s", told(line))
 
 
 def told(line: Line, clients: int = 0) -> str:
