@@ -25,6 +25,7 @@ class Twin(Pixels, TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "prompt.": "body"}
     about = "text context + pixel prompt"
+    uncached = "a prompt changes what enters the model"
 
     prompt_size: int = Field(30, ge=1, description="width of the frame or side of the patch, in pixels (p)")
 
@@ -38,9 +39,6 @@ class Twin(Pixels, TextContext):
 
     def frozen_name(self, model: Model) -> str:
         return ""
-
-    def why_not_cached(self, model: Model) -> str:
-        return "a prompt changes what enters the model"
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return model.features(model.weights, batch.x + self.canvas(model, params, batch.noise))

@@ -95,8 +95,9 @@ class PFedPg(Method):
             change = P.mean([u.up for u in updates], [u.n for u in updates])
             base = P.under(state, "base")
             return {**state, **P.nested("base", {name: base[name] + p for name, p in change.items()})}
-        names = ["base.*", "generator.*", *(f"descriptor.{u.client}" for u in updates)]
-        learnt = {name: p.clone().requires_grad_() for name, p in P.pick(state, names).items()}
+        theirs = {f"descriptor.{u.client}" for u in updates}
+        learnt = {name: p for name, p in state.items() if name.startswith(("base.", "generator.")) or name in theirs}
+        learnt = {name: p.clone().requires_grad_() for name, p in learnt.items()}
         # d/d(phi) of sum_n <P_n, -delta_n>: the sum of the clients' vector-Jacobian products
         value = torch.zeros(())
         for u in updates:

@@ -38,6 +38,7 @@ class SharedGroup(Tuning):
     about = "shared + group prompts, keys, head"
     backbones = "transformers"
     images = True  # only the query is frozen
+    uncached = "no group is selected, and prompts enter early layers"
 
     groups: int = Field(20, ge=1, description="number of groups (G)")
     shared_layers: tuple[int, ...] = Field((0, 1, 2), description="layers that shared prompts enter, counted from 0")
@@ -96,9 +97,6 @@ class SharedGroup(Tuning):
             return ""
         layers, norm = self.asked(as_vit(model))
         return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
-
-    def why_not_cached(self, model: Model) -> str:
-        return "no group is selected, and prompts enter early layers"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """The query h(x) (B, width), of the model without prompts."""
