@@ -77,7 +77,7 @@ def compare(
         mini=mini,
         only=only,
     )
-    jobs = [job for job in plan.jobs if plan.chosen(job)]
+    jobs = plan.chosen
     if dry_run:
         each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
         console.print(dryrun.table(each))
