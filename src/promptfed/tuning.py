@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,6 +27,7 @@ class Tuning(BaseModel):
     about: ClassVar[str] = ""
     backbones: ClassVar[str] = "any"  # which ones it can enter: any, transformers, CLIP, or CLIP with a ViT
     images: ClassVar[bool] = False  # whether batches hold images besides cached outputs of frozen layers
+    uncached: ClassVar[str] = "all weights are trained"  # why, where frozen_name() is empty
 
     def role(self, name: str) -> str:
         for prefix, role in self.roles.items():
@@ -45,10 +47,6 @@ class Tuning(BaseModel):
     def frozen_name(self, model: Model) -> str:
         """The name of what frozen() returns: equal names mean equal values. Empty if it returns nothing."""
         return ""
-
-    def why_not_cached(self, model: Model) -> str:
-        """Why nothing is cached, if frozen_name() is empty."""
-        return "all weights are trained"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """Values (B, ...) of samples that depend only on frozen weights: computed once, and in batch.frozen instead of
@@ -113,6 +111,8 @@ class HeadOnly(OnFeatures):
 class Wrapper(Tuning):
     """A tuning around another one, with parameters of its own besides that one's."""
 
+    uncached = ""  # it is up to the inner tuning
+
     inner: Tuning = Field(default_factory=Full, description="the tuning that is wrapped")
 
     def role(self, name: str) -> str:
@@ -127,9 +127,6 @@ class Wrapper(Tuning):
     def frozen_name(self, model: Model) -> str:
         return self.inner.frozen_name(model)
 
-    def why_not_cached(self, model: Model) -> str:
-        return self.inner.why_not_cached(model)
-
     def frozen(self, model: Model, x: Tensor) -> Params:
         return self.inner.frozen(model, x)
 
@@ -141,6 +138,7 @@ class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
     roles = {"prompt.": "private"}
+    uncached = "a prompt changes what enters the model"
 
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
@@ -149,9 +147,6 @@ class PrivatePrompt(Wrapper):
 
     def frozen_name(self, model: Model) -> str:
         return ""
-
-    def why_not_cached(self, model: Model) -> str:
-        return "a prompt changes what enters the model"
 
     def init(self, model: Model, seed: int) -> Params:
         return {**self.start(model, seed), **self.inner.init(model, seed)}
@@ -163,11 +158,12 @@ class PrivatePrompt(Wrapper):
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         optimizer = Optimizer(lr=self.prompt_lr, momentum=self.prompt_momentum)
         if self.joint:
-            return tuple(phase.also("private", optimizer) for phase in self.inner.schedule(phases))
+            both = self.inner.schedule(phases)
+            return tuple(replace(phase, train={**phase.train, "private": optimizer}) for phase in both)
         if not phases or not self.prompt_epochs:
             return self.inner.schedule(phases)
         # Eq. 5 is plain cross-entropy whatever the method's own objective: `plain`.
-        own = phases[0].like(name="prompt", train={"private": optimizer}, epochs=self.prompt_epochs, plain=True)
+        own = Phase({"private": optimizer}, phases[0].batch_size, self.prompt_epochs, name="prompt", plain=True)
         return (own, *self.inner.schedule(phases))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import server
 from ..clients.frozen import normalisation
 from ..errors import UserError
-from ..methods import peel
+from ..methods import layers
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
@@ -139,7 +139,7 @@ class Opened(Run):
     @property
     def mixes(self) -> bool:
         """Whether predictions come from several models at once."""
-        return any(isinstance(layer, Mixture) for layer in peel(self.method.tuning)[0])
+        return any(isinstance(layer, Mixture) for layer in layers(self.method.tuning))
 
     def names(self, clients: Sequence[int]) -> list[str]:
         return client_names([self.name(client) for client in clients], clients)

@@ -56,8 +56,6 @@ METHODS: dict[str, type[Method]] = {
     "dp2fl": Dp2fl,
     "zero-shot": ZeroShot,
 }
-# Modes of a method that have a class of their own: (method, setting, value) -> class.
-MODES: dict[tuple[type[Method], str, str], type[Method]] = {(Dp2fl, "privacy", "sealed"): SealedDp2fl}
 # What is tuned instead of all weights: a tuning, and its settings.
 TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "head": (HeadOnly, {}),
@@ -119,7 +117,8 @@ def parse(name: str) -> Recipe:
     for count, known in ((len(tunings), TUNINGS), (len(prompts), PROMPTS)):
         if count > 1:
             raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in known)} may be given')
-    if tunings and kind.tuned is not Method.tuned:
+    fixed = kind.model_fields["tuning"].annotation is not Tuning  # cannot be wrapped either
+    if (tunings and kind.tuned is not Method.tuned) or (prompts and fixed):
         raise UserError(f'method.name = "{name}": {base} has a tuning of its own, and takes no other')
     wrappers = [*prompts, *([kind.wrapper] if kind.wrapper else [])]
     return Recipe(kind, tunings[0] if tunings else kind.tuned, wrappers, settings)
@@ -168,37 +167,32 @@ def create(name: str, settings: Mapping[str, Any] | None = None) -> Method:
         tuning = recipe.tuning(**of(recipe.tuning))
         for kind in recipe.wrappers:
             tuning = kind(inner=tuning, **of(kind))
-        return _mode(recipe.kind, given)(tuning=tuning, **given)
+        sealed = recipe.kind is Dp2fl and given.get("privacy") == "sealed"
+        return (SealedDp2fl if sealed else recipe.kind)(tuning=tuning, **given)
     except ValidationError as error:
         raise one_sentence(error, "method") from None
-
-
-def _mode(kind: type[Method], given: Mapping[str, Any]) -> type[Method]:
-    modes = (mode for (base, key, value), mode in MODES.items() if base is kind and given.get(key) == value)
-    return next(modes, kind)
 
 
 def settings(method: Method) -> dict[str, Any]:
     """The complete flat settings of a method, such that create(name, settings(method)) makes it again."""
     found = method.model_dump(exclude={"tuning"})
-    wrappers, tuning = peel(method.tuning)
-    for wrapper in wrappers:
-        found.update(wrapper.model_dump(exclude={"inner"}))
-    return {**found, **tuning.model_dump()}
+    for layer in layers(method.tuning):
+        found |= layer.model_dump(exclude={"inner"})
+    return found
 
 
-def peel(tuning: Tuning) -> tuple[list[Wrapper], Tuning]:
-    """The wrappers around a tuning, from the outside in, and what they are around."""
-    wrappers = []
+def layers(tuning: Tuning) -> list[Tuning]:
+    """The wrappers around a tuning from the outside in, and at last what they are around."""
+    found = [tuning]
     while isinstance(tuning, Wrapper):
-        wrappers.append(tuning)
         tuning = tuning.inner
-    return wrappers, tuning
+        found.append(tuning)
+    return found
 
 
 def backbones(method: Method) -> str:
     """The backbones it runs on, in words."""
-    needed = {layer.backbones for layer in everything(method.tuning)} | ({"transformers"} if _lacks(method) else set())
+    needed = {layer.backbones for layer in layers(method.tuning)} | ({"transformers"} if _lacks(method) else set())
     return next(kind for kind in ("CLIP with a ViT", "CLIP", "transformers", "any") if kind in needed)
 
 
@@ -206,13 +200,13 @@ def tunes(method: Method) -> str:
     """What is trained, in words; of a method that cannot do with all weights what it needs."""
     if _lacks(method):
         return FedPr.takes
-    return " + ".join(layer.about for layer in everything(method.tuning))
+    return " + ".join(layer.about for layer in layers(method.tuning))
+
+
+def why_not_cached(tuning: Tuning) -> str:
+    """Why nothing is cached, if frozen_name() is empty."""
+    return next(layer.uncached for layer in layers(tuning) if layer.uncached)
 
 
 def _lacks(method: Method) -> bool:
-    return isinstance(method, FedPr) and type(peel(method.tuning)[1]) is Full
-
-
-def everything(tuning: Tuning) -> list[Tuning]:
-    wrappers, inner = peel(tuning)
-    return [*wrappers, inner]
+    return isinstance(method, FedPr) and type(layers(method.tuning)[-1]) is Full

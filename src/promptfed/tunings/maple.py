@@ -27,6 +27,7 @@ class Maple(Tuning):
     roles: ClassVar[dict[str, str]] = {"context": "body", "deep.": "body", "map.": "data"}
     about = "task prompt + data prompt"
     backbones = "CLIP with a ViT"
+    uncached = "prompts enter the first layer"
 
     context: int = Field(2, ge=1, description="prompt vectors at each of these layers")
     depth: int = Field(9, ge=1, description="number of first layers of both towers that prompts enter")
@@ -63,9 +64,6 @@ class Maple(Tuning):
         for i in range(self.depth):
             made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.weights["body.image.cls"].shape[-1], width)
         return P.to(made, model.weights["body.scale"].device)
-
-    def why_not_cached(self, model: Model) -> str:
-        return "prompts enter the first layer"
 
     def embed(self, model: Model, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + patches, width): what features() takes as `hidden` instead of images (Eq. 5)."""

@@ -21,6 +21,7 @@ class Tokens(Tuning):
     roles: ClassVar[dict[str, str]] = {"tokens.": "body", "head.": "head"}
     about = "prompt tokens + head"
     backbones = "transformers"
+    uncached = "tokens enter the first layer"
 
     tokens: int = Field(10, ge=1, description="prompt tokens at each of their layers")
     layers: Literal["first", "all"] | tuple[int, ...] = Field(
@@ -46,9 +47,6 @@ class Tokens(Tuning):
     def frozen_name(self, model: Model) -> str:
         first = min(self.at(model))
         return f"input of layer {first}" if first else ""  # before the first layer there is nothing to save
-
-    def why_not_cached(self, model: Model) -> str:
-        return "tokens enter the first layer"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         vit, weights = as_vit(model), model.weights
