@@ -1,6 +1,6 @@
 """Ways to split a dataset among clients."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -34,6 +34,10 @@ class Partition(BaseModel):
     )
     min_samples: int = Field(1, ge=1, description="Minimum number of samples per client.")
 
+    def __init_subclass__(cls, kind: str | None = None, **config: Unpack[ConfigDict]) -> None:
+        super().__init_subclass__(**config)
+        cls.kind = kind or cls.kind
+
     @field_validator("split")
     @classmethod
     def _sums_to_one(cls, split: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -64,10 +68,8 @@ class Partition(BaseModel):
         return [f"client-{i}" for i in range(count)]
 
 
-class Iid(Partition):
+class Iid(Partition, kind="iid"):
     """Samples are shuffled and split evenly: all clients have the same distribution."""
-
-    kind: ClassVar[str] = "iid"
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         if self.clients > len(dataset):
@@ -75,10 +77,9 @@ class Iid(Partition):
         return np.array_split(rng.permutation(len(dataset)), self.clients)
 
 
-class Dirichlet(Partition):
+class Dirichlet(Partition, kind="dirichlet"):
     """Label skew: the samples of each class go to clients in proportions drawn from Dir(alpha) (Hsu et al. 2019)."""
 
-    kind: ClassVar[str] = "dirichlet"
     remedy: ClassVar[str] = f"{Partition.remedy}, or raise partition.alpha"
 
     alpha: float = Field(
@@ -97,10 +98,8 @@ class Dirichlet(Partition):
         return by_owner(owner, self.clients)
 
 
-class Pathological(Partition):
+class Pathological(Partition, kind="pathological"):
     """Label skew: every client holds the same small number of classes, in equal shards of each."""
-
-    kind: ClassVar[str] = "pathological"
 
     classes_per_client: int = Field(2, ge=1, description="Number of classes per client.")
 
@@ -113,10 +112,8 @@ class Pathological(Partition):
         return _shards(dataset, _hands(present, self.clients, self.classes_per_client, rng), rng)
 
 
-class Disjoint(Partition):
+class Disjoint(Partition, kind="disjoint"):
     """Label skew: each class belongs to one client only."""
-
-    kind: ClassVar[str] = "disjoint"
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         present = np.unique(dataset.labels)
@@ -128,10 +125,8 @@ class Disjoint(Partition):
         return _shards(dataset, np.array_split(rng.permutation(present), self.clients), rng)
 
 
-class Domain(Partition):
+class Domain(Partition, kind="domain"):
     """Feature skew: every client holds images of one domain only."""
-
-    kind: ClassVar[str] = "domain"
 
     clients: int = Field(0, ge=0, description="Number of clients, spread evenly over the domains; 0: one per domain.")
 
@@ -160,14 +155,12 @@ class Domain(Partition):
         return [clients // domains + (i < clients % domains) for i in range(domains)]
 
 
-class FewShot(Partition):
+class FewShot(Partition, kind="few-shot"):
     """Few-shot learning with label skew: each client gets some of the classes, with a few training samples per class.
 
     If there are more clients than classes, clients share classes but no samples. Validation has as many samples per
     class as training, at most 4, and test the rest; `split` and `min_samples` are not used.
     """
-
-    kind: ClassVar[str] = "few-shot"
 
     shots: int = Field(16, ge=1, description="Training samples per class of a client.")
 
@@ -195,7 +188,7 @@ class FewShot(Partition):
         return shares
 
 
-class Dominant(Partition):
+class Dominant(Partition, kind="dominant"):
     """Few-shot learning where each client lacks some classes and has one dominant class (DP2FL).
 
     A client's training data start from `shots` samples per class; it loses the share `drop` of the classes, keeps the
@@ -203,8 +196,6 @@ class Dominant(Partition):
     is a quarter of that, test all that is left, both in the client's own proportions; `split` and `min_samples` are
     not used.
     """
-
-    kind: ClassVar[str] = "dominant"
 
     shots: int = Field(16, ge=1, description="Samples per class in a client's pool.")
     drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes that a client lacks.")
@@ -245,10 +236,8 @@ class Dominant(Partition):
         return counts
 
 
-class Sites(Partition):
+class Sites(Partition, kind="sites"):
     """Clients as the dataset's folder defines them, with its train, validation and test data where it has them."""
-
-    kind: ClassVar[str] = "sites"
 
     clients: int = Field(0, ge=0, description="Number of clients, the first ones by name; 0: all of them.")
 

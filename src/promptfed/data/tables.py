@@ -1,8 +1,7 @@
 """Datasets of the `datasets` library: by hub id, or in one of its layouts on disk."""
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,25 +50,12 @@ def of_files(path: Path, wanted: Wanted) -> Located:
     def load(datasets: Any, scratch: Path) -> Any:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             return datasets.load_from_disk(str(path))
-        one = {"path": path.suffix[1:], "data_files": str(path)}
-        with _quiet(datasets):
-            # the library converts parquet to arrow, which is of no use once the images are decoded
-            return datasets.load_dataset(**(one if path.is_file() else {"path": str(path)}), cache_dir=str(scratch))
+        # the library converts parquet to arrow, which is of no use once the images are decoded
+        options = {"path": path.suffix[1:], "data_files": str(path)} if path.is_file() else {"path": str(path)}
+        return datasets.load_dataset(**options, cache_dir=str(scratch))
 
     identity = identify(path if path.is_dir() else path.parent, find(path))
     return Located(identity, lambda scratch: _read(load, scratch, str(path), wanted))
-
-
-@contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
-    """No progress bars, which are for downloads."""
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
 
 
 def _read(load: Callable[[Any, Path], Any], scratch: Path, name: str, wanted: Wanted) -> Source:
@@ -130,16 +116,12 @@ def _source(parts: dict[str, Any], name: str, wanted: Wanted) -> Source:
         part = int(np.searchsorted(starts, i, side="right")) - 1
         return f"{keys[part]}[{i - starts[part]}]"
 
-    source = Source(
-        labels=labels,
-        classes=classes,
-        image=lambda i: _decode(cells[i].as_py()),
-        name=title,
-        domains=domains,
-        domain=where,
-    )
-    if labels.min(initial=0) < 0:  # -1 marks a missing label on the hub
-        source = source.take(np.flatnonzero(labels >= 0))
+    def picture(i: int) -> Image.Image:
+        cell = cells[i].as_py()
+        return Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])
+
+    source = Source(labels=labels, classes=classes, image=picture, name=title, domains=domains, domain=where)
+    source = source.take(np.flatnonzero(labels >= 0))  # -1 marks a missing label on the hub
     if len(source) == 0:
         raise UserError(f'dataset.name = "{name}" holds no labelled images in {", ".join(parts)}')
     return source
@@ -174,7 +156,3 @@ def _names(pooled: Any, column: str) -> tuple[tuple[str, ...], np.ndarray]:
     known = sorted({v for v in values if v is not None and v != -1})
     index = {v: i for i, v in enumerate(known)}
     return tuple(str(v) for v in known), np.array([index.get(v, -1) for v in values], dtype=np.int64)
-
-
-def _decode(cell: dict[str, Any]) -> Image.Image:
-    return Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])
