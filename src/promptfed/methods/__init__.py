@@ -117,7 +117,8 @@ def parse(name: str) -> Recipe:
     for count, known in ((len(tunings), TUNINGS), (len(prompts), PROMPTS)):
         if count > 1:
             raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in known)} may be given')
-    if tunings and kind.tuned is not Method.tuned:
+    fixed = kind.model_fields["tuning"].annotation is not Tuning  # cannot be wrapped either
+    if (tunings and kind.tuned is not Method.tuned) or (prompts and fixed):
         raise UserError(f'method.name = "{name}": {base} has a tuning of its own, and takes no other')
     wrappers = [*prompts, *([kind.wrapper] if kind.wrapper else [])]
     return Recipe(kind, tunings[0] if tunings else kind.tuned, wrappers, settings)

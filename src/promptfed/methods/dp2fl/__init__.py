@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from ... import Batch, Context, Method, Model, Params, State, Tuning, Update, UserError
+from ... import Batch, Context, Method, Model, Params, State, Update, UserError
 from ... import params as P
 from ...method import ONCE
 from ...phases import Holdings
@@ -60,15 +60,6 @@ class Dp2fl(Method):
     privacy: Literal["open", "embeddings", "sealed"] = Field(
         "embeddings", description="validation data are sent as images, as embeddings, or these with encrypted losses"
     )
-
-    @field_validator("tuning", mode="before")
-    @classmethod
-    def _unwrapped(cls, tuning: Any) -> Any:
-        if isinstance(tuning, Tuning) and not isinstance(tuning, Maple):
-            raise UserError(
-                "method.name: Dp2fl evaluates each client's model on other clients' data, and takes no plug-in"
-            )
-        return tuning
 
     @model_validator(mode="after")
     def _in_its_class(self) -> Dp2fl:
