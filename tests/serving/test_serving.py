@@ -16,7 +16,7 @@ from serving_runs import NAMES, RUNS, Runs, fingerprint
 from typer.testing import CliRunner
 
 from promptfed import UserError, serving
-from promptfed.cli import serving as command
+from promptfed.cli import results as command
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack, unpack
 from promptfed.data.images import Resize, pixels

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import IO, Any
 
-from ..cli import interrupts
 from ..errors import UserError
 from ..params import Params
 from .base import MessageClients, Reply
@@ -98,8 +98,12 @@ class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        with interrupts.never():  # Ctrl-C is the parent's to handle
+        # Ctrl-C is the parent's to handle: the worker never sees it, from its first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._send(json.dumps(description).encode())
 
     def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
