@@ -17,14 +17,11 @@ from ..tunings.tokens import TokenPrompt, Tokens
 from .atpfl import Atpfl, Tpfl
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
-from .fedbabu import FedBabu
 from .fedem import FedEm
 from .fedmix import FedMix
 from .fedmtl import FedMtl
-from .fedper import FedPer
 from .fedpr import FedPr
 from .fedprox import FedProx
-from .fedrep import FedRep
 from .fedrod import FedRod
 from .local import Local
 from .moon import Moon
@@ -32,6 +29,7 @@ from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedpg import PFedPg
 from .sgpt import Sgpt
+from .shared_body import FedBabu, FedPer, FedRep
 from .zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
