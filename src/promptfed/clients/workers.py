@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -15,10 +16,9 @@ import traceback
 from contextlib import suppress
 from typing import IO, Any
 
-from ..cli import interrupts
 from ..errors import UserError
 from .host import Host
-from .messages import Answer, Request, read_results, write_results
+from .messages import RESULTS, Answer, Request
 
 _COMMAND = [sys.executable, "-c", "from promptfed.clients.workers import main; main()"]
 _SIZE = struct.Struct("<Q")
@@ -44,8 +44,12 @@ class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        with interrupts.never():  # Ctrl-C is the parent's to handle
+        # Ctrl-C is the parent's to handle: the worker never sees it, from its first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._send(json.dumps(description).encode())
 
     def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
@@ -62,7 +66,7 @@ class Worker:
             raise UserError(text.decode())
         if outcome == b"traceback":
             raise RuntimeError("in a worker process:\n" + text.decode())
-        return Answer(read_results(request.task, text), rest, float(outcome))
+        return Answer(RESULTS.validate_json(text), rest, float(outcome))
 
     def _send(self, *parts: bytes) -> None:
         assert self._process.stdin is not None
@@ -93,7 +97,11 @@ def main() -> None:
             request = Request.model_validate_json(asked[0])
             answer = host(request, asked[1:])
             # An answer begins with the seconds it took, or says what it is instead.
-            said = [str(answer.seconds).encode(), write_results(request.task, answer.results), *answer.blobs]
+            said = [
+                str(answer.seconds).encode(),
+                RESULTS.dump_json(list(answer.results), exclude_none=True),
+                *answer.blobs,
+            ]
         except UserError as error:
             said = [b"user error", str(error).encode()]
         except Exception:
