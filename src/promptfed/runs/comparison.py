@@ -230,12 +230,7 @@ def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
         data = load(given, published)
         classes, image = data.classes, data.images.shape[1:]
     if backbone.name in KNOWN:
-        model = fresh(backbone.name, len(classes), classes)
-        if model.image != image:
-            raise UserError(
-                f'dataset.size: backbone "{backbone.name}" takes {_pixels(model.image)}, got {_pixels(image)}; '
-                f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
-            )
+        model = fresh(backbone.name, len(classes), classes, image)
     else:
         model = models.build(backbone.name, image, len(classes), 0, classes)
     if backbone.part == "whole":
@@ -243,10 +238,6 @@ def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
     if not isinstance(model, models.CLIP):
         raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
     return models.image_vit(model, len(classes), 0, model.name)
-
-
-def _pixels(image: Sequence[int]) -> str:
-    return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
 
 
 # ---- the runs

@@ -158,12 +158,7 @@ def sketch(config: Config, dataset: Dataset) -> Model:
 def _model(name: str, part: str, image: tuple[int, int, int], classes: int) -> Model:
     names = [f"class {i}" for i in range(classes)]
     if name in KNOWN:
-        model = fresh(name, classes, names)
-        if model.image != image:
-            raise UserError(
-                f'dataset.size: backbone "{name}" takes {model.image[1]}x{model.image[2]} pixels in 3 channels, got '
-                f"{image[1]}x{image[2]} in {image[0]}"
-            )
+        model = fresh(name, classes, names, image)
     elif "/" in name and not Path(name).expanduser().exists():
         raise UserError(
             f'backbone.name = "{name}" has shapes that only its files tell, and --dry-run fetches none '
