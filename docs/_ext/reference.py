@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from promptfed import methods
 from promptfed.analysis import ANALYSES
-from promptfed.cli import catalog
+from promptfed.cli.listing import LISTS
 from promptfed.cli.main import app as commands
 from promptfed.data import PARTITIONS
 from promptfed.method import Method
@@ -223,7 +223,7 @@ def _type_name(kind: Any) -> str:
 def method_list() -> str:
     rows = [
         (f"`{row['name']}`", row["paper"], row["tunes"], row["travels"], row["private"], row["backbones"])
-        for row in catalog.list_methods()
+        for row in LISTS["methods"]()
     ]
     return table(("name", "paper", "tunes", "travels", "private", "backbones"), rows)
 
@@ -233,7 +233,7 @@ def analysis_list() -> str:
 
 
 def preset_list() -> str:
-    return table(("preset", "what it is"), [(f"`{row['name']}`", row["about"]) for row in catalog.list_presets()])
+    return table(("preset", "what it is"), [(f"`{row['name']}`", row["about"]) for row in LISTS["presets"]()])
 
 
 # ---- in the pages

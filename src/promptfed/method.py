@@ -249,7 +249,7 @@ class Method(BaseModel):
 class FedAvg(Method):
     """The contract's defaults, under their own name."""
 
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    paper = "McMahan et al., AISTATS 2017"
 
 
 def split_once(down: Params) -> tuple[Params, Params]:

@@ -12,9 +12,9 @@ from loopback import case_of, looped
 
 from promptfed import UserError
 from promptfed.flower import node as flower_node
+from promptfed.flower.node import SuperNode
 from promptfed.flower.server import told
 from promptfed.flower.site import SiteFolder
-from promptfed.flower.supernode import SuperNode
 from site_folders import consortium, site
 
 

@@ -30,7 +30,7 @@ PAPERS = {
 
 def jobs(path: Path, mini: bool, **given: object) -> list[comparison.Job]:
     source = C.read(path)
-    found = comparison.rows(source["compare"], mini=small(source, mini))
+    found = comparison.rows(source["compare"], mini=small(source) if mini else None)
     return comparison.plan([comparison.without_compare(source), C.undot(given.items())], found, Path("x"))
 
 

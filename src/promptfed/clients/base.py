@@ -65,7 +65,7 @@ class Reply:
     """One client's answer, or why there is none."""
 
     client: int
-    result: M.ClientResult | None = None
+    result: M.Result | None = None
     tensors: Params = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0

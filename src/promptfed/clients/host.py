@@ -59,15 +59,15 @@ class Host:
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])
         received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
-        results: list[M.ClientResult] = []
+        results: list[M.Result] = []
         answers: list[bytes] = []
         if isinstance(task, M.Enroll):
-            results += [M.EnrollResult(client=to.client) for to in request.clients]
+            results += [M.Result(client=to.client) for to in request.clients]
             answers += [pack(self.enroll(to.client)) for to in request.clients]
         elif isinstance(task, M.Second):
             for to in request.clients:
                 self.receive_second(to.client, received[to.blob], task.round)
-                results.append(M.SecondResult(client=to.client))
+                results.append(M.Result(client=to.client))
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of

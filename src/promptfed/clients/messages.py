@@ -1,6 +1,6 @@
 """What is asked of clients and what they answer, the same for every engine.
 
-A request is one `Request` and blobs of safetensors (wire.py), an answer one `ClientResult` per client and, where the
+A request is one `Request` and blobs of safetensors (wire.py), an answer one `Result` per client and, where the
 task has them, one blob per client. Between processes and machines the models are sent as JSON. They are strict: an
 engine that reads what a stranger sent needs no other schema. Types bound each field; the engine limits the size of a
 whole message.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -113,12 +113,13 @@ class ModelScores(Note):
     pooled: SplitScore | None = None  # on all clients' test data
 
 
-class EnrollResult(Note):
+class Result(Note):
+    """To enroll and second: that it is done."""
+
     client: Count
 
 
-class TrainResult(Note):
-    client: Count
+class TrainResult(Result):
     n: Count
     passes: Count
     loss: float | None = None  # None: not reported
@@ -127,46 +128,26 @@ class TrainResult(Note):
     moved: Annotated[dict[Name, float], Field(max_length=100)] = {}  # role -> L2 change in training
 
 
-class SecondResult(Note):
-    client: Count
-
-
-class EvaluateResult(Note):
-    client: Count
+class EvaluateResult(Result):
     passes: Count
     scores: ModelScores
     groups: Annotated[list[Counts], Field(max_length=100_000, fail_fast=True)] | None = None
 
 
-ClientResult = EnrollResult | TrainResult | SecondResult | EvaluateResult
 HAS_BLOBS = (Enroll, Train)  # tasks whose answer has a blob per client
-_RESULTS: dict[type[Task], TypeAdapter[Any]] = {
-    Enroll: TypeAdapter(list[EnrollResult]),
-    Train: TypeAdapter(list[TrainResult]),
-    Second: TypeAdapter(list[SecondResult]),
-    Evaluate: TypeAdapter(list[EvaluateResult]),
-}
+RESULTS = TypeAdapter(list[TrainResult | EvaluateResult | Result])
 
 
 @dataclass(frozen=True)
 class Answer:
     """A host's answer, in the order of the request's clients."""
 
-    results: Sequence[ClientResult]
+    results: Sequence[Result]
     blobs: list[bytes]
     seconds: float = 0.0  # of work
 
 
 Ask = Callable[[Request, list[bytes]], Answer]  # a host, or a process that has one
-
-
-def write_results(task: Task, results: Sequence[ClientResult]) -> bytes:
-    return bytes(_RESULTS[type(task)].dump_json(list(results), exclude_none=True))
-
-
-def read_results(task: Task, text: bytes) -> list[ClientResult]:
-    found: list[ClientResult] = _RESULTS[type(task)].validate_json(text)
-    return found
 
 
 def pack_update(up: Params, stats: Params) -> bytes:

@@ -18,7 +18,7 @@ from typing import IO, Any
 from ..cli import interrupts
 from ..errors import UserError
 from .host import Host
-from .messages import Answer, Request, read_results, write_results
+from .messages import RESULTS, Answer, Request
 
 _COMMAND = [sys.executable, "-c", "from promptfed.clients.workers import main; main()"]
 _SIZE = struct.Struct("<Q")
@@ -62,7 +62,7 @@ class Worker:
             raise UserError(text.decode())
         if outcome == b"traceback":
             raise RuntimeError("in a worker process:\n" + text.decode())
-        return Answer(read_results(request.task, text), rest, float(outcome))
+        return Answer(RESULTS.validate_json(text), rest, float(outcome))
 
     def _send(self, *parts: bytes) -> None:
         assert self._process.stdin is not None
@@ -93,7 +93,11 @@ def main() -> None:
             request = Request.model_validate_json(asked[0])
             answer = host(request, asked[1:])
             # An answer begins with the seconds it took, or says what it is instead.
-            said = [str(answer.seconds).encode(), write_results(request.task, answer.results), *answer.blobs]
+            said = [
+                str(answer.seconds).encode(),
+                RESULTS.dump_json(list(answer.results), exclude_none=True),
+                *answer.blobs,
+            ]
         except UserError as error:
             said = [b"user error", str(error).encode()]
         except Exception:

@@ -277,7 +277,7 @@ class FlowerClients(MessageClients):
             answered.result.error = _line(answered.result.error)
         return answered.result, tensors, sum(map(len, blobs))
 
-    def _unfit(self, client: int, result: M.ClientResult, tensors: Params) -> str:
+    def _unfit(self, client: int, result: M.Result, tensors: Params) -> str:
         """Why a result cannot be used here; empty if it can."""
         if result.client != client:
             return f"it answers for client {result.client}"

@@ -242,6 +242,3 @@ def status(client: F.ControlHttpClient, run: int) -> tuple[str, str, str]:
     """-> "pending", "starting", "running" or "finished"; then how it finished, and why"""
     found = client.ListRuns(F.ListRunsRequest(run_id=run)).run_dict[run].status
     return found.status, found.sub_status, found.details
-
-
-__all__ = ["Door", "control", "link", "register", "registered", "start", "status", "stop"]

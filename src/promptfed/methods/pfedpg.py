@@ -6,29 +6,25 @@ the generator is initialised is not published: docs/methods/pfedpg.md says what 
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from .. import Context, Method, Model, Params, State, Tuning, Update
 from .. import params as P
-from ..method import Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Context, Update
 from ..seeding import torch_rng
-from ..tuning import Tuning
 from ..tunings.tokens import Tokens
 
 
 class PFedPg(Method):
     """Clients train the prompts they receive and a head of their own; only the change of the prompts is sent."""
 
-    paper: ClassVar[str] = "Yang et al., ICCV 2023"
-    tuned: ClassVar[type[Tuning]] = Tokens
-    private: ClassVar[tuple[str, ...]] = ("head",)
-    own_down: ClassVar[bool] = True
+    paper = "Yang et al., ICCV 2023"
+    tuned = Tokens
+    private = ("head",)
+    own_down = True
 
     tuning: Tuning = Field(default_factory=Tokens, description="what is trained")
     batch_size: int = Field(64, ge=1, description="samples per step")
@@ -99,8 +95,9 @@ class PFedPg(Method):
             change = P.mean([u.up for u in updates], [u.n for u in updates])
             base = P.under(state, "base")
             return {**state, **P.nested("base", {name: base[name] + p for name, p in change.items()})}
-        names = ["base.*", "generator.*", *(f"descriptor.{u.client}" for u in updates)]
-        learnt = {name: p.clone().requires_grad_() for name, p in P.pick(state, names).items()}
+        theirs = {f"descriptor.{u.client}" for u in updates}
+        learnt = {name: p for name, p in state.items() if name.startswith(("base.", "generator.")) or name in theirs}
+        learnt = {name: p.clone().requires_grad_() for name, p in learnt.items()}
         # d/d(phi) of sum_n <P_n, -delta_n>: the sum of the clients' vector-Jacobian products
         value = torch.zeros(())
         for u in updates:

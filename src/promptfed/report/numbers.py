@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runs.opened import Stage
+from ..runs.opened import Run, Stage
 from ..runs.record import LAST
 from ..runs.tables import spread
 from .gather import Group, ReportData, SeedRun
@@ -199,22 +199,29 @@ def _few_rounds(entry: SeedRun, column: Column, kind: str) -> str:
 # ---- curves
 
 
-MEASURES: dict[str, tuple[str, Stage, tuple[str, ...]]] = {
-    "local": ("Local accuracy, mean over clients (%)", "aggregated", ("local", "mean")),
-    "worst": ("Local accuracy of the worst client (%)", "aggregated", ("local", "worst")),
-    "global": ("Accuracy on all clients' test data (%)", "aggregated", ("global",)),
-    "after": ("Local accuracy after local training, participants (%)", "after_local", ("local", "mean")),
-    "loss": ("Training loss", "aggregated", ()),
+class Measure(NamedTuple):
+    word: str
+    title: str  # of its axis
+    stage: Stage
+    path: tuple[str, ...]
+
+
+MEASURES = {
+    "local": Measure("local", "Local accuracy, mean over clients (%)", "aggregated", _LOCAL),
+    "worst": Measure("worst client", "Local accuracy of the worst client (%)", "aggregated", ("local", "worst")),
+    "global": Measure("global", "Accuracy on all clients' test data (%)", "aggregated", ("global",)),
+    "after": Measure("after local", "Local accuracy after local training, participants (%)", "after_local", _LOCAL),
+    "loss": Measure("loss", "Training loss", "aggregated", ()),
 }
 
 
-def series(entry: SeedRun, measure: str) -> dict[int, float]:
+def series(run: Run, name: str) -> dict[int, float]:
     """Round -> value, where it is known."""
-    if measure == "loss":
-        found = {line["round"]: line["train_loss"] for line in entry.run.lines}
+    if name == "loss":
+        found = {line["round"]: line["train_loss"] for line in run.lines}
         return {at: float(v) for at, v in found.items() if v is not None and np.isfinite(v)}
-    _, stage, path = MEASURES[measure]
-    at, values = entry.run.series(*path, stage=stage)
+    measure = MEASURES[name]
+    at, values = run.series(*measure.path, stage=measure.stage)
     return {int(r): float(v) for r, v in zip(at, values, strict=True) if v == v}
 
 
@@ -225,6 +232,11 @@ def over_seeds(found: Iterable[Mapping[int, float]]) -> dict[int, tuple[float, f
         for at, value in one.items():
             each.setdefault(at, []).append(value)
     return {at: spread(values) for at, values in sorted(each.items())}
+
+
+def listed(values: Iterable[Any], most: int = 6) -> str:
+    words = [str(value) for value in values]
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def thin(rounds: Sequence[int], most: int) -> list[int]:

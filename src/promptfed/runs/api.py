@@ -13,11 +13,12 @@ from ..clients import Clients
 from ..data import Federation
 from ..errors import UserError
 from ..method import Method
+from ..methods import why_not_cached
 from . import build, record
 from . import config as C
-from .mini import small_scale
+from .mini import shrunk, small
 from .record import Folder, View
-from .trackers import Tracked, Views
+from .trackers import Tracked
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,11 @@ def prepare(
     given = dict(settings)
     if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
         given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
-    source = [C.read(preset)] if preset else []
-    tables = [*map(without_compare, source), C.undot(given.items())]
+    source = C.read(preset) if preset else {}
+    tables = [without_compare(source), C.undot(given.items())]
     if mini:
-        tables = [small_scale(source, tables)]
+        scale = {key: value for key, value in small(source).items() if key != "seeds"}
+        tables = [shrunk(tables, [C.undot(scale.items())], tables[1:])]
     if resume:
         return resumed(out, tables)
     config = C.make(*tables)
@@ -118,7 +120,7 @@ def execute(
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
-    folder = Folder(path, Views(view, tracked) if view else tracked, ledger=config.privacy.on)
+    folder = Folder(path, [tracked] if view is None else [view, tracked], ledger=config.privacy.on)
     split = path / "partition.json"
     try:
         parts = build.assemble(config, federation, split if resume and split.exists() else None)
@@ -127,16 +129,7 @@ def execute(
             parts.federation.save(split)
         clients = engine(parts, path)
         try:
-            rounds = server.Plan(
-                config.rounds,
-                config.fraction,
-                config.seed,
-                config.eval.every,
-                config.eval.after_local,
-                config.eval.pooled,
-                parts.newcomers,
-                config.join.round,
-            )
+            rounds = build.rounds(config, parts.newcomers)
             server.run(parts.method, parts.model, parts.init, clients, rounds, folder)
         finally:
             sizes = clients.sizes()
@@ -197,11 +190,11 @@ def fresh(config: C.Config) -> Path:
 
 def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
     """A file's settings, without what it says of comparisons and of its mini scale."""
-    return {key: value for key, value in table.items() if key not in ("compare", "mini")}
+    return C.undot((key, value) for key, value in table.items() if key not in ("compare", "mini"))
 
 
 def _frozen(parts: build.Parts) -> dict[str, str | None]:
     """What was computed once per image; or why nothing was."""
     tuning, model = parts.method.tuning, parts.model
     name = tuning.frozen_name(model)
-    return {"values": name or None, "why_not": None if name else tuning.why_not_cached(model)}
+    return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import models
+from .. import models, server
 from ..clients.base import Clients
 from ..clients.host import Host
 from ..clients.local import LocalClients
@@ -49,11 +49,17 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
             f'dataset.mean and dataset.std must be set: backbone "{model.name}" has no normalisation of its own, and '
             "the sites of a consortium need the same one"
         )
+    method, init = initial(config, model)
+    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
+
+
+def initial(config: Config, model: Model) -> tuple[Method, Params]:
+    """The method, and what it trains before the first round. Refuses a backbone that does not fit the method."""
     method = config.method.method
     method.tuning.check(model)
     init = method.tuning.init(model, config.seed)
     method.check(model, init)
-    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
+    return method, init
 
 
 def split(config: Config, file: Path | None = None) -> Federation:
@@ -62,10 +68,21 @@ def split(config: Config, file: Path | None = None) -> Federation:
         return placeholder_federation(config)
     dataset = load(config.dataset, models.resize(config.backbone.name))
     file = file or (Path(config.partition.file) if config.partition.file else None)
-    if file:
-        return Federation.load(file, dataset)
-    seed = config.seed if config.partition.seed is None else config.partition.seed
-    return federate(dataset, config.partition.partition, seed)
+    return Federation.load(file, dataset) if file else federate(dataset, config.partition.partition, config.split_seed)
+
+
+def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
+    """Which clients train and are evaluated in which rounds."""
+    return server.Plan(
+        config.rounds,
+        config.fraction,
+        config.seed,
+        config.eval.every,
+        config.eval.after_local,
+        config.eval.pooled,
+        newcomers,
+        config.join.round,
+    )
 
 
 def placeholder_federation(config: Config) -> Federation:
@@ -94,13 +111,18 @@ def empty_site(name: str = "") -> Site:
 
 def build_model(config: Config, dataset: Dataset) -> Model:
     channels, height, width = dataset.images.shape[1:]
-    image = (channels, height, width)
-    model = models.build(config.backbone.name, image, len(dataset.classes), config.seed, dataset.classes)
+    name, classes = config.backbone.name, dataset.classes
+    model = models.build(name, (channels, height, width), len(classes), config.seed, classes)
+    return chosen_part(config, model)
+
+
+def chosen_part(config: Config, model: Model) -> Model:
+    """What backbone.part names of a model."""
     if config.backbone.part == "whole":
         return model
     if not isinstance(model, models.CLIP):
         raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
-    return models.image_vit(model, len(dataset.classes), config.seed, model.name)
+    return models.image_vit(model, model.classes, config.seed, model.name)
 
 
 def clients(parts: Parts, folder: Path) -> Clients:

@@ -21,7 +21,6 @@ from ..method import Method
 from ..privacy import Privacy, check
 
 Table = dict[str, Any]
-TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")  # as runs/trackers.py has them
 
 
 class _Section(BaseModel):
@@ -82,7 +81,9 @@ class Engine(_Section):
     workers: int = Field(0, ge=0, description="processes; 0: one per core on a CPU, one on an accelerator")
     block: int = Field(1, ge=1, description="clients trained as one stacked computation (for accelerators)")
     frozen_gb: float = Field(8.0, ge=0, description="disk space in GB for cached outputs of frozen layers")
-    trackers: tuple[str, ...] = Field((), description=f"experiment trackers to write to: {', '.join(TRACKERS)}")
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = Field(
+        (), description="experiment trackers to write to"
+    )
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: torch's default")
     deadline: float = Field(
         3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
@@ -99,14 +100,6 @@ class Engine(_Section):
     def _separated(cls, value: Any) -> Any:
         """The command line may give them separated by commas."""
         return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-
-    @field_validator("trackers")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in TRACKERS:
-                raise unknown("engine.trackers", name, TRACKERS)
-        return names
 
 
 class Consortium(_Section):
@@ -232,6 +225,10 @@ class Config(_Section):
             )
         return self
 
+    @property
+    def split_seed(self) -> int:
+        return self.seed if self.partition.seed is None else self.partition.seed
+
     def complete(self) -> Table:
         """All settings, with the ones that were left to their defaults."""
         table = self.model_dump(mode="json", exclude=None if self.consortium else {"consortium"})
@@ -253,9 +250,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 def make(*tables: Mapping[str, Any]) -> Config:
     """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
-    merged: Table = {}
-    for table in tables:
-        merged = merge(merged, table)
+    merged = merge(*tables)
     for key in merged:
         if key not in Config.model_fields:
             raise _not_a_setting(key, Config.model_fields, _names())
@@ -279,29 +274,28 @@ def _names() -> list[str]:
     return [*Config.model_fields, *nested]
 
 
-def merge(base: Table, over: Mapping[str, Any]) -> Table:
-    merged = dict(base)
-    for key, value in over.items():
-        if key not in SECTIONS:
-            merged[key] = value
-            continue
-        value = _table(key, value)
-        old = merged.get(key, {})
-        if isinstance(value.get("name"), str) and value["name"] != old.get("name"):
-            old = _still_valid(key, value["name"], old)
-        merged[key] = {**old, **value}
+def merge(*tables: Mapping[str, Any]) -> Table:
+    """Later tables over earlier ones. A method or partition of another name takes over the settings it has too."""
+    merged: Table = {}
+    for table in tables:
+        for key, value in table.items():
+            if key not in SECTIONS:
+                merged[key] = value
+                continue
+            value, old = _table(key, value), merged.get(key, {})
+            name = value.get("name", old.get("name"))
+            if name != old.get("name") and isinstance(name, str) and key in ("method", "partition"):
+                own = settings_of(key, name)
+                old = {setting: given for setting, given in old.items() if setting in own}
+            merged[key] = {**old, **value}
     return merged
 
 
-def _still_valid(section: str, name: str, old: Table) -> Table:
-    """What a section's earlier settings mean under a new name: another method takes over the settings it has too."""
+def settings_of(section: str, name: str) -> set[str]:
+    """Those of a method or a partition."""
     if section == "method":
-        allowed: Iterable[str] = methods.fields(name)
-    elif section == "partition":
-        allowed = [*PARTITIONS[name].model_fields, "seed"] if name in PARTITIONS else ()
-    else:
-        return old
-    return {key: value for key, value in old.items() if key in set(allowed)}
+        return set(methods.fields(name))
+    return {*PARTITIONS[name].model_fields, "seed"} if name in PARTITIONS else set()
 
 
 def parse_assignments(words: Iterable[str]) -> Table:

@@ -16,7 +16,7 @@ import numpy as np
 from .. import files
 from .. import params as P
 from ..clients.host import Host
-from ..clients.store import ReadOnlyStore, Store
+from ..clients.store import Store
 from ..data import Federation
 from ..errors import UserError, unknown
 from ..method import Method, State, split_once
@@ -247,7 +247,7 @@ class Run:
     @cached_property
     def store(self) -> Store:
         """What clients remember."""
-        return ReadOnlyStore(self.folder / "clients")
+        return Store(self.folder / "clients", readonly=True)
 
     @cached_property
     def host(self) -> Host:

@@ -7,6 +7,8 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,10 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
         numbers = [run.numbers for run in runs]
-        last = [n["metrics"]["aggregated"]["last"] for n in numbers]
-        after = [_after_local(n["metrics"]) for n in numbers]
+        last, after, common, newcomers = (
+            [_last(n["metrics"], *stages) for n in numbers]
+            for stages in (("aggregated",), ("after_local_all", "after_local"), ("common",), ("newcomers_aggregated",))
+        )
         each = [n["communication"]["per_client_and_round"] for n in numbers]
         found.append(
             {
@@ -44,31 +48,26 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
                 "clients": {"local": _clients(last), "after_local": _clients(after)},
-                "local": _over_seeds([m["local"]["mean"] for m in last]),
-                "worst": _over_seeds([m["local"]["worst"] for m in last]),
-                "global": _over_seeds([m["global"] for m in last]),
-                "macro_f1": _over_seeds([m["macro_f1"] for m in last]),
-                "after_local": _over_seeds([m["local"]["mean"] if m else None for m in after]),
-                "common": _over_seeds([_local(n["metrics"], "common") for n in numbers]),
-                "newcomers": _over_seeds([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
-                "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
-                "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
-                "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
-                "adapt_passes": float(np.mean([n["passes"]["adapt_last"] for n in numbers])),
-                "seconds": float(np.mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers])),
+                "local": _over_seeds(last, "local", "mean"),
+                "worst": _over_seeds(last, "local", "worst"),
+                "global": _over_seeds(last, "global"),
+                "macro_f1": _over_seeds(last, "macro_f1"),
+                "after_local": _over_seeds(after, "local", "mean"),
+                "common": _over_seeds(common, "local", "mean"),
+                "newcomers": _over_seeds(newcomers, "local", "mean"),
+                "bytes": _mean([e["up"] + e["down"] for e in each]),
+                "parameters_up": _mean([e["parameters_up"] for e in each]),
+                "passes": _mean([n["passes"]["train"] for n in numbers]),
+                "adapt_passes": _mean([n["passes"]["adapt_last"] for n in numbers]),
+                "seconds": _mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers]),
             }
         )
     return found
 
 
-def _after_local(metrics: Mapping[str, Any]) -> Table | None:
-    """Everyone's models after local training, or where that was not asked for, the last participants'."""
-    stage = metrics.get("after_local_all") or metrics.get("after_local")
-    return stage["last"] if stage else None
-
-
-def _local(metrics: Mapping[str, Any], stage: str) -> float | None:
-    return metrics[stage]["last"]["local"]["mean"] if stage in metrics else None
+def _last(metrics: Mapping[str, Any], *stages: str) -> Table | None:
+    """The last round of the first of these stages that the run has."""
+    return next((metrics[stage]["last"] for stage in stages if stage in metrics), None)
 
 
 def _clients(found: Sequence[Mapping[str, Any] | None]) -> Table | None:
@@ -90,8 +89,14 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
 
 
-def _over_seeds(values: Sequence[float | None]) -> Table | None:
-    known = [v for v in values if v is not None]
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _over_seeds(found: Iterable[Table | None], *path: str) -> Table | None:
+    """Of the metric at this path, in the runs that have it."""
+    values: list[Any] = [reduce(getitem, path, m) for m in found if m]
+    known = [value for value in values if value is not None]
     mean, std = spread(known)
     return {"mean": mean, "std": std if len(known) > 1 else None} if known else None
 
