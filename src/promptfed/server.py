@@ -193,9 +193,9 @@ def screen(
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
-        update = answered.get(client)
-        why = "no answer" if update is None else fault(update, shared) or unusable(update)
-        if update is None or why:
+        update = answered.get(client, Update(client, {}, {}, 0, error="no answer"))
+        why = fault(update, shared) or unusable(update)
+        if why:
             left_out.append({"client": client, "why": why})
         else:
             used.append(update)

@@ -15,7 +15,7 @@ from handmade import HOSTILE, history, line, stage
 from markupsafe import Markup
 from PIL import Image, ImageColor
 
-from promptfed.cli.report import report
+from promptfed.cli.results import report
 from promptfed.errors import UserError
 from promptfed.privacy import Privacy, statement
 from promptfed.report import gather, numbers, page, style

@@ -15,7 +15,7 @@ from promptfed.models.pretrained.known import KNOWN, fresh
 from promptfed.params import numel
 from promptfed.runs import comparison, dryrun
 from promptfed.runs import config as C
-from promptfed.runs.mini import small
+from promptfed.runs.api import small
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))

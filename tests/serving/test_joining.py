@@ -10,7 +10,7 @@ from serving_runs import NAMES, RUNS, Runs, fingerprint, pictures
 from typer.testing import CliRunner
 
 from promptfed import UserError, serving
-from promptfed.cli import serving as command
+from promptfed.cli import results as command
 from promptfed.data.partitions import stratified
 from promptfed.data.site_images import SPLIT
 from promptfed.method import Method

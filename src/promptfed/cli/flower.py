@@ -162,8 +162,7 @@ def submit(
     """Start or resume a run, and follow it to its end."""
     from .. import privacy
     from ..flower import consortium
-    from ..runs import record
-    from . import view
+    from ..runs import record, tables
 
     config, agreed = consortium.read(folder)
     path = folder / "runs" / sites.run_name(name)
@@ -193,7 +192,7 @@ def submit(
     if state[1] != "completed":
         raise UserError(state[2].removeprefix("ServerApp failed with exception: ") or f"the run has {state[1]}")
     numbers = json.loads((path / "result.json").read_text())
-    console.print(view.outcome(numbers))
+    console.print(tables.outcome(numbers))
     if "privacy" in numbers:
         _say(privacy.sentence(numbers["privacy"]))
     _say(f"everything is in {path}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,5 +134,5 @@ def _make_room(folder: Path, left: float) -> None:
     for entry, size in zip(entries, sizes, strict=True):
         if total <= left:
             break
-        cache.discard(entry)
+        shutil.rmtree(entry, ignore_errors=True)
         total -= size

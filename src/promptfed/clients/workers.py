@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -15,7 +16,6 @@ import traceback
 from contextlib import suppress
 from typing import IO, Any
 
-from ..cli import interrupts
 from ..errors import UserError
 from .host import Host
 from .messages import RESULTS, Answer, Request
@@ -44,8 +44,12 @@ class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        with interrupts.never():  # Ctrl-C is the parent's to handle
+        # Ctrl-C is the parent's to handle: the worker never sees it, from its first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._send(json.dumps(description).encode())
 
     def __call__(self, request: Request, blobs: list[bytes]) -> Answer:

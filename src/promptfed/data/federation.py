@@ -49,16 +49,9 @@ class Federation:
 
         Indices count from 0 in the order of the dataset's images; `fingerprint` is the dataset's own.
         """
-        head = {
-            "format": 1,
-            "dataset": {
-                "name": self.dataset.name,
-                "fingerprint": self.dataset.fingerprint,
-                "n": len(self.dataset),
-                "classes": list(self.dataset.classes),
-            },
-            "about": self.about,
-        }
+        data = self.dataset
+        its = {"name": data.name, "fingerprint": data.fingerprint, "n": len(data), "classes": list(data.classes)}
+        head = {"format": 1, "dataset": its, "about": self.about}
         clients = [
             {"name": site.name, **{split: getattr(site, split).tolist() for split in _SPLITS}} for site in self.sites
         ]

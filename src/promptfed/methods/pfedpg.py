@@ -76,9 +76,6 @@ class PFedPg(Method):
         return {**state, f"descriptor.{client}": fresh if round == 0 else _mean_descriptor(state, fresh)}
 
     def down(self, state: State, client: int) -> Params:
-        return self.generate(state, client)
-
-    def generate(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""
         base, weights = P.under(state, "base"), P.under(state, "generator")
         if self.generator in ("base", "average"):
@@ -101,7 +98,7 @@ class PFedPg(Method):
         # d/d(phi) of sum_n <P_n, -delta_n>: the sum of the clients' vector-Jacobian products
         value = torch.zeros(())
         for u in updates:
-            made = self.generate({**state, **learnt}, u.client)
+            made = self.down({**state, **learnt}, u.client)
             value = value - torch.stack([(made[name] * delta).sum() for name, delta in u.up.items()]).sum()
         gradients = torch.autograd.grad(value, list(learnt.values()), allow_unused=True)
         with torch.no_grad():

@@ -73,16 +73,8 @@ def split(config: Config, file: Path | None = None) -> Federation:
 
 def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
     """Which clients train and are evaluated in which rounds."""
-    return server.Plan(
-        config.rounds,
-        config.fraction,
-        config.seed,
-        config.eval.every,
-        config.eval.after_local,
-        config.eval.pooled,
-        newcomers,
-        config.join.round,
-    )
+    e, join = config.eval, config.join.round
+    return server.Plan(config.rounds, config.fraction, config.seed, e.every, e.after_local, e.pooled, newcomers, join)
 
 
 def placeholder_federation(config: Config) -> Federation:
@@ -212,17 +204,13 @@ def limit_threads(threads: int, device: torch.device) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    available: dict[str, Callable[[], bool]] = {
-        "cuda": torch.cuda.is_available,
-        "mps": torch.backends.mps.is_available,
-        "cpu": lambda: True,
-    }
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there()))
+        return torch.device(next(kind for kind, there in available.items() if there))
     kind = name.split(":")[0]
     if kind not in available:
         raise UserError(f'engine.device = "{name}" is unknown (allowed: auto, cpu, cuda, cuda:N, mps)')
-    if not available[kind]():
+    if not available[kind]:
         raise UserError(f'engine.device = "{name}" is not available on this machine; engine.device=auto takes what is')
     try:
         return torch.device(name)

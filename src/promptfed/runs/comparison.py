@@ -1,13 +1,9 @@
 """Several methods and seeds on the same partition, in one table.
 
-Each row is a configuration of its own: the common settings with the row's own over them. Every (row, seed) is an
-ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and the same command started
-twice shares the work: each process takes the runs that nobody else holds.
-
-A table of several columns (datasets, splits, backbones) has [[compare.columns]]: settings under those of the rows, each
-row with each column. A file may also have a small scale: [mini] holds settings that go over everything, and so does
-`mini` in a column or a row, over those; mini = false leaves it out there. Of [mini.method] and [mini.partition] each
-run takes what it has.
+Every (row, seed) is an ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and
+the same command started twice shares the work: each process takes the runs that no other holds. Settings go over each
+other in this order: the file's, those of a column, given ones, those of the row; at the small scale also [mini] and the
+`mini` of column and row (mini = false leaves it out), of which each run takes what its method and partition have.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from .. import methods as M
 from ..errors import UserError, nearest
 from . import api, build, dryrun, record, tables
 from . import config as C
-from .api import Result, without_compare
-from .mini import method_settings, shrunk, small
+from .api import Result, method_settings, shrunk, small, without_compare
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -81,9 +76,8 @@ def rows(
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
     slugs = [row.slug for row in found]
-    for one in found:
-        if slugs.count(one.slug) > 1:
-            raise UserError(f'compare: each row needs a label of its own, and "{one.label}" is there twice')
+    if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
+        raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
     return found
 
 
@@ -180,16 +174,15 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
 def check(jobs: Iterable[Job]) -> None:
     """Whether the methods fit their backbones, for what is not done yet. Published backbones are shapes alone here, and
     of datasets in the catalogue nothing is loaded."""
-    rows = {job.row.label: job for job in reversed(list(jobs)) if not (job.folder / "result.json").exists()}
-    for label, job in reversed(rows.items()):
-        config = job.config
-        if config.consortium:
+    for job in jobs:
+        config, done = job.config, (job.folder / "result.json").exists()
+        if job.seed != job.row.seeds[0] or done or config.consortium:
             continue
         try:
             dataset = dryrun.placeholder(config.dataset, config.backbone.name)
             build.initial(config, dryrun.sketch(config, dataset))
         except UserError as error:
-            raise UserError(f'row "{label}": {error}') from None
+            raise UserError(f'row "{job.row.label}": {error}') from None
         except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
             continue
 
@@ -226,8 +219,7 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     jobs = [job for job in jobs if job.row.mini and job.row.label in results]
     if not jobs:
         return ""
-    *most, last = dict.fromkeys(job.config.dataset.name for job in jobs)
-    data = f"{', '.join(most)} and {last}" if most else last
+    data = ", ".join(dict.fromkeys(job.config.dataset.name for job in jobs))
     few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
     rounds = tables.rounds(many) if few == many else f"{few} to {tables.rounds(many)}"
     name = "/".join(Path(file).parts[-2:])

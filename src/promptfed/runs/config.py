@@ -8,8 +8,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -21,6 +22,7 @@ from ..method import Method
 from ..privacy import Privacy, check
 
 Table = dict[str, Any]
+_PRESETS = resources.files("promptfed.runs.presets")
 
 
 class _Section(BaseModel):
@@ -59,9 +61,7 @@ class Join(_Section):
     """The [join] section: clients that are not there from the start. Results report them apart."""
 
     clients: int | tuple[int, ...] = Field((), description="who comes later: client numbers, or how many of the last")
-    round: int = Field(
-        0, ge=0, description="the first round they may take part in; 0: they never train, only are served"
-    )
+    round: int = Field(0, ge=0, description="the first round they may train in; 0: they never train, only are served")
 
     def newcomers(self, count: int) -> tuple[int, ...]:
         """Their numbers, of so many clients."""
@@ -85,14 +85,9 @@ class Engine(_Section):
         (), description="experiment trackers to write to"
     )
     threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: torch's default")
-    deadline: float = Field(
-        3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
-    )
+    deadline: float = Field(3600.0, gt=0, description="between sites: seconds an answer may take; a later one is lost")
     patience: float = Field(
-        600.0,
-        ge=0,
-        description="between sites: seconds to wait for everyone; then a new run is not begun, and a resumed one goes "
-        "on with those who are there",
+        600.0, ge=0, description="between sites: seconds to wait for all; then only a resumed run goes on, without them"
     )
 
     @field_validator("trackers", mode="before")
@@ -117,11 +112,12 @@ class Consortium(_Section):
             raise UserError(f'consortium.address (--address) = "{address}" must be host:port, with a port up to 65535')
         return address
 
-    @model_validator(mode="after")
-    def _different(self) -> Consortium:
-        if len(set(self.classes)) < len(self.classes):
+    @field_validator("classes")
+    @classmethod
+    def _different(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(classes)) < len(classes):
             raise UserError("consortium.classes names one class twice")
-        return self
+        return classes
 
 
 class MethodSection(BaseModel):
@@ -176,7 +172,7 @@ class PartitionSection(BaseModel):
         return self
 
     def complete(self) -> Table:
-        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump()}
+        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump(mode="json")}
 
 
 class Config(_Section):
@@ -194,7 +190,7 @@ class Config(_Section):
     consortium: Consortium | None = Field(None, description="none: all images are here")
 
     @model_validator(mode="after")
-    def _apart(self) -> Config:
+    def _consistent(self) -> Config:
         if self.consortium and self.dataset.size is None:
             raise UserError("dataset.size must be set: the sites of a consortium agree on the size of their images")
         if self.consortium and self.eval.pooled != "never":
@@ -202,18 +198,10 @@ class Config(_Section):
                 f'eval.pooled = "{self.eval.pooled}" needs all clients\' test data; a site of a consortium has '
                 "only its own (allowed: never)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _covered(self) -> Config:
         if self.privacy.on:
             check(self.method.method, self.method.name)
         if self.privacy.on and self.eval.drift:
             raise UserError("eval.drift = true tells how far clients' parameters move, which privacy.clip cannot cover")
-        return self
-
-    @model_validator(mode="after")
-    def _joins(self) -> Config:
         if self.join.round > self.rounds:
             raise UserError(f"join.round = {self.join.round} is later than the last of rounds = {self.rounds}")
         if self.join.round and not self.join.clients:
@@ -232,46 +220,34 @@ class Config(_Section):
     def complete(self) -> Table:
         """All settings, with the ones that were left to their defaults."""
         table = self.model_dump(mode="json", exclude=None if self.consortium else {"consortium"})
-        return {**table, "method": _plain(self.method.complete()), "partition": _plain(self.partition.complete())}
+        method = json.loads(json.dumps(self.method.complete()))  # lists in place of tuples
+        return {**table, "method": method, "partition": self.partition.complete()}
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "method": MethodSection,
-    "dataset": DatasetConfig,
-    "partition": PartitionSection,
-    "backbone": Backbone,
-    "eval": Evaluation,
-    "join": Join,
-    "engine": Engine,
-    "privacy": Privacy,
-    "consortium": Consortium,
+    key: kind
+    for key, field in Config.model_fields.items()
+    for kind in (field.annotation, *get_args(field.annotation))  # of one that may be None, what it is else
+    if isinstance(kind, type) and issubclass(kind, BaseModel)
 }
 
 
 def make(*tables: Mapping[str, Any]) -> Config:
     """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
-    merged = merge(*tables)
-    for key in merged:
-        if key not in Config.model_fields:
-            raise _not_a_setting(key, Config.model_fields, _names())
-    for section, kind in SECTIONS.items():
-        if kind.model_config.get("extra") == "forbid":  # the others know their settings only by their name
-            for key in merged.get(section, {}):
-                if key not in kind.model_fields:
-                    raise _not_a_setting(f"{section}.{key}", kind.model_fields, _names())
     try:
-        return Config.model_validate(merged)
+        return Config.model_validate(merge(*tables))
     except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "extra_forbidden":
+            raise _not_a_setting(".".join(map(str, first["loc"]))) from None
         raise one_sentence(error) from None
 
 
-def _not_a_setting(key: str, allowed: Iterable[str], similar: Iterable[str]) -> UserError:
-    return UserError(f"{key} is not a setting{nearest(key, similar)} (allowed: {', '.join(sorted(allowed))})")
-
-
-def _names() -> list[str]:
-    nested = [f"{section}.{key}" for section, kind in SECTIONS.items() for key in kind.model_fields]
-    return [*Config.model_fields, *nested]
+def _not_a_setting(key: str) -> UserError:
+    allowed = SECTIONS.get(key.partition(".")[0], Config).model_fields
+    nested = [f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields]
+    similar = nearest(key, [*Config.model_fields, *nested])
+    return UserError(f"{key} is not a setting{similar} (allowed: {', '.join(sorted(allowed))})")
 
 
 def merge(*tables: Mapping[str, Any]) -> Table:
@@ -315,7 +291,7 @@ def undot(pairs: Iterable[tuple[str, Any]]) -> Table:
     for key, value in pairs:
         section, dot, rest = key.partition(".")
         if dot and section not in SECTIONS:
-            raise _not_a_setting(key, Config.model_fields, _names())
+            raise _not_a_setting(key)
         if dot:
             table.setdefault(section, {})[rest] = value
         elif section in SECTIONS:
@@ -354,7 +330,7 @@ def read(source: str | Path) -> Table:
             raise UserError(
                 f'"{source}" is neither a file nor a preset{nearest(str(source), known)} (presets: {", ".join(known)})'
             )
-        return tomllib.loads(resources.files("promptfed.runs.presets").joinpath(f"{source}.toml").read_text())
+        return tomllib.loads(_PRESETS.joinpath(f"{source}.toml").read_text())
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -364,19 +340,14 @@ def read(source: str | Path) -> Table:
 
 
 def presets() -> list[str]:
-    names = (item.name for item in resources.files("promptfed.runs.presets").iterdir())
+    names = (item.name for item in _PRESETS.iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def preset_about(name: str) -> str:
     """A preset's first comment."""
-    lines = resources.files("promptfed.runs.presets").joinpath(f"{name}.toml").read_text().splitlines()
-    comment = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        comment.append(line.lstrip("# "))
-    return " ".join(comment)
+    lines = _PRESETS.joinpath(f"{name}.toml").read_text().splitlines()
+    return " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def dump(table: Mapping[str, Any]) -> str:
@@ -390,8 +361,3 @@ def _without_none(table: Mapping[str, Any]) -> Table:
         for key, value in table.items()
         if value is not None
     }
-
-
-def _plain(table: Table) -> Table:
-    plain: Table = json.loads(json.dumps(table))
-    return plain

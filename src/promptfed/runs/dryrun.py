@@ -1,9 +1,8 @@
 """What a run would cost: parameters, bytes and sample passes. Needs no data, no hub and no weights; trains nothing.
 
-Datasets are placeholders from the catalogue, with equally frequent classes (and domains), split by the real partition.
-Published backbones have the shapes of models/pretrained/known.py. Parameters are counted on tensors without values, in
-what the method itself makes, sends and receives; bytes are those of the tensors and their names, without the few
-numbers that some methods report in addition. Time is not estimated: it depends on the machine, caches and evaluation.
+Placeholders of the catalogue's datasets, with equally frequent classes (and domains), are split by the real partition.
+Parameters are counted on tensors without values, in what the method itself makes, sends and receives; bytes are those
+of tensors and their names. Time is not estimated: it depends on the machine, caches and evaluation.
 """
 
 from __future__ import annotations
@@ -96,17 +95,13 @@ def estimate(config: Config) -> Estimate:
 
 def _offline(config: Config) -> None:
     """Refuses what would have to be fetched."""
-
-    def fetched(name: str) -> bool:
-        return not Path(name).expanduser().exists()
-
     data, backbone = config.dataset.name, config.backbone.name
-    if data not in CATALOGUE and fetched(data):
+    if data not in CATALOGUE and not Path(data).expanduser().exists():
         raise UserError(
             f'dataset.name = "{data}" is neither a path nor in the catalogue, and --dry-run asks nobody else '
             f"(allowed: {', '.join(sorted(CATALOGUE))})"
         )
-    if "/" in backbone and backbone not in KNOWN and fetched(backbone):
+    if "/" in backbone and backbone not in KNOWN and not Path(backbone).expanduser().exists():
         raise UserError(
             f'backbone.name = "{backbone}" has shapes that only its files tell, and --dry-run fetches none '
             f"(known: {', '.join(KNOWN)})"

@@ -68,7 +68,6 @@ class Folder(Recorder):
             raise Busy(f'--out = "{path}" is in use by another run') from None
         except OSError as error:
             raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
-        self.closed = False
 
     def restore(self) -> tuple[int, State] | None:
         found = read_checkpoint(self.path)
@@ -116,11 +115,10 @@ class Folder(Recorder):
 
     def close(self) -> None:
         """Releases the folder; removes it if the run did not start."""
-        if not self.closed and not (self.path / "config.toml").exists():
+        if not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
                 self.path.rmdir()
-        self.closed = True
         self._open.close()
 
 
@@ -226,16 +224,12 @@ def _stage(lines: Sequence[Line], stage: str, all_: dict[str, int]) -> dict[str,
         return found
     if recent:
         rounds = [line["round"] for line in recent]
-        found[f"mean_of_last_{LAST}"] = {
-            "rounds": rounds,
-            **scoring.average([line[stage]["summary"] for line in recent]),
-            **all_,
-        }
+        mean = scoring.average([line[stage]["summary"] for line in recent])
+        found[f"mean_of_last_{LAST}"] = {"rounds": rounds, **mean, **all_}
     judged = [line for line in known if line[stage]["summary"]["val"] is not None]
     if judged:
-        found["chosen_on_validation"] = of(
-            max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
-        )
+        best = max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
+        found["chosen_on_validation"] = of(best)
     return found
 
 
@@ -248,8 +242,5 @@ def _communication(lines: Sequence[Line]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     packages = ("promptfed", "torch", "numpy", "safetensors", "pydantic")
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "platform": f"{sys.platform}-{platform.machine()}",
-    }
+    found = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {**found, "platform": f"{sys.platform}-{platform.machine()}"}

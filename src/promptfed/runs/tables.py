@@ -1,4 +1,4 @@
-"""What a comparison has found, as tables: JSON, CSV, Markdown, and their words for people."""
+"""What runs and comparisons have found, as tables: JSON, CSV, Markdown, and in the terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Group
+from rich.table import Table as Rich
+from rich.text import Text
 
 from .. import files
 from .api import Result
@@ -25,6 +29,14 @@ WHOLE = "worst: the worst client; global: all clients' test data; trained: after
 REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
 ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
+
+# Columns of a comparison that are left out where they say this of every method, for a narrow terminal.
+_ALIKE = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}}
+# Below the numbers of a run.
+_MEANING = (
+    "local: mean over clients, on their own test data; std, worst: over clients; global: on all clients' test data.",
+    "To report: aggregated, last, over several seeds (compare --seeds 0,1,2); why: docs/concepts.md, What to report.",
+)
 
 
 def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
@@ -111,14 +123,8 @@ def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
     """A row for people: accuracies in per cent. `plain`: without a word of clients that are not in them."""
     keys = ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
     scores = [percent(row[key]) if plain else score(row, key) for key in keys]
-    return (
-        row["label"],
-        str(row["seeds"]),
-        *scores,
-        size(row["bytes"]),
-        count(row["passes"]),
-        count(row["adapt_passes"]),
-    )
+    cost = (size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
+    return (row["label"], str(row["seeds"]), *scores, *cost)
 
 
 def score(row: Mapping[str, Any], key: str) -> str:
@@ -193,3 +199,52 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     """The first line holds the heads."""
     rule = ("---",) + ("---:",) * (len(lines[0]) - 1)
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
+
+
+# ---- in the terminal
+
+
+def comparison(rows: Sequence[dict[str, Any]]) -> Group:
+    """The table of a comparison, as a paper prints it where it has columns. Title and caption are as wide as the
+    terminal, not as the table."""
+    scale = [rows[0]["scale"]] if "scale" in rows[0] else []
+    title = ["accuracy in %, of the last round; local: mean over clients", *scale]
+    wide = across(rows, "local")
+    (heads, *lines), width = (wide, 22) if wide else ([HEADERS, *map(cells, rows)], 14)
+    told = [i for i, head in enumerate(heads) if wide or {line[i] for line in lines} - _ALIKE.get(head, set())]
+    shown = Rich(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    for i in told:
+        least = min(width, max(len(line[0]) for line in lines)) if i == 0 else None
+        fold = i == 0 or bool(wide)
+        shown.add_column(heads[i], justify="right" if i else "left", min_width=least, overflow="fold", no_wrap=not fold)
+    for line in lines:
+        shown.add_row(*(line[i] for i in told))
+    caption = f"{CAPTION}\n{REPORT}" if wide else f"{CAPTION}\n{WHOLE}\n{REPORT}"
+    return Group(Text("\n".join(title)), shown, Text(caption))
+
+
+def outcome(numbers: dict[str, Any]) -> Group:
+    """The numbers of one run."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    shown = Rich()
+    for header in ("", "round", "clients", "local", "std", "worst", "global", "macro F1"):
+        shown.add_column(header, justify="left" if not header else "right")
+    for stage, found in numbers["metrics"].items():
+        for name, m in found.items():
+            at = m.get("rounds") or [m["round"]]
+            when = "-".join(dict.fromkeys((str(at[0]), str(at[-1]))))
+            who = f"{round(m['clients'], 1):g}" + (f" of {m['of']}" if "of" in m else "")
+            scores = (m["local"]["mean"], m["local"]["std"], m["local"]["worst"], m["global"], m["macro_f1"])
+            row = (when, who, *(percent(value) for value in scores))
+            shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
+    each = numbers["communication"]["per_client_and_round"]
+    title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
+    cost = (
+        f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
+        f"{numbers['passes']['train']:,} sample passes; "
+        f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
+    )
+    return Group(Text(title), shown, Text("\n".join((cost, *_MEANING))))
