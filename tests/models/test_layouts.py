@@ -264,3 +264,8 @@ def test_prompt_tokens_at_another_size(tmp_path: Path) -> None:
     prompts: dict[int, Tensor] = {i: torch.randn(3, 24) for i in range(2)}
     w = model.weights
     assert model.encode(w, model.embed(w, images(24)), prompts).shape == (2, 1 + 3 + 36, 24)
+
+
+def test_the_documentation_names_the_known_models() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "add-a-backbone.md").read_text()
+    assert all(f"`{name}`" in page for name in KNOWN)
