@@ -19,9 +19,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from .errors import UserError
-from .method import Method
-from .params import Params
+from . import Method, Params, UserError
 from .seeding import rng
 
 NOT_COVERED = (

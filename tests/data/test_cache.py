@@ -53,7 +53,7 @@ def test_sent_to_another_process_as_a_path(pictures: Path) -> None:
 
 
 def test_interrupted_write_is_never_seen(pictures: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -74,8 +74,8 @@ def test_two_writers_of_one_entry(pictures: Path, cache: Path, monkeypatch: pyte
     shutil.move(expected.path, aside)
     finish = module._finish
 
-    def finish_second(*arguments: object, **about: object) -> None:
-        finish(*arguments, **about)  # type: ignore[arg-type]
+    def finish_second(*arguments: object) -> None:
+        finish(*arguments)  # type: ignore[arg-type]
         shutil.copytree(aside, expected.path)  # the other process is first
 
     monkeypatch.setattr(module, "_finish", finish_second)

@@ -93,7 +93,7 @@ def certs(
     days: Annotated[int, typer.Option("--days", min=1, max=3650, help="days until the certificate expires")] = 365,
 ) -> None:
     """Make or renew the server's certificate."""
-    _, agreed = consortium.read(folder)
+    _, agreed = sites.read_agreed(folder)
     tls, names = folder / consortium.TLS, [agreed.address.rpartition(":")[0], *(host or [])]
     known = any((tls / name).exists() for name in (certificates.CA, certificates.CA_KEY))
     if known and not host and (tls / certificates.SERVER).exists():
@@ -130,7 +130,7 @@ def admit(
     replace: Annotated[bool, typer.Option("--replace", help="replace the node that is this client now")] = False,
 ) -> None:
     """Let a site take part, by its public key, or change which client it is. The SuperLink must be running."""
-    _, agreed = consortium.read(folder)
+    _, agreed = sites.read_agreed(folder)
     if client >= agreed.clients:
         raise UserError(f"--client = {client} must be 0 to {agreed.clients - 1}")
     with links.control(folder, insecure=False) as control:
@@ -148,7 +148,7 @@ def expel(
     folder: Folder, client: Annotated[int, typer.Option("--client", min=0, help="which client is excluded")]
 ) -> None:
     """Exclude a site from runs submitted from now on. admit lets it in again."""
-    consortium.read(folder)
+    sites.read_agreed(folder)
     node = consortium.forget(folder, client)
     _say(f"client {client}, node {node}, is excluded from runs submitted from now on")
 
@@ -161,13 +161,11 @@ def submit(
 ) -> None:
     """Start or resume a run, and follow it to its end."""
     from .. import privacy
-    from ..flower import consortium
     from ..runs import record, tables
 
-    config, agreed = consortium.read(folder)
+    _, agreed = sites.read_agreed(folder)
     path = folder / "runs" / sites.run_name(name)
-    done, waited = len(record.read_lines(path)), ""
-    (path / server.WAITING).unlink(missing_ok=True)
+    done = len(record.read_lines(path))
     with links.control(folder, insecure) as control:
         number = links.start(control, folder, name)
         _say(f"run {number} is submitted" + (f"; {done} rounds are completed" if done else ""))
@@ -176,11 +174,6 @@ def submit(
             while state[0] != "finished":
                 time.sleep(1)
                 state = links.status(control, number)
-                missing = (path / server.WAITING).read_text() if (path / server.WAITING).exists() else ""
-                if missing not in ("", "[]", waited):
-                    patience = f"engine.patience = {config.engine.patience:g} s"
-                    _say(f"waiting for client {missing[1:-1]}, for {patience} at most")
-                waited = missing
                 for line in record.read_lines(path)[done:]:
                     _say(server.told(line, agreed.clients))
                     done += 1

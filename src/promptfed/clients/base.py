@@ -14,7 +14,6 @@ from ..params import Params
 from ..phases import Update
 from ..scoring import Scores
 from . import messages as M
-from .once import Once
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class MessageClients(Clients):
 
     def __init__(self, sizes: dict[int, int]) -> None:
         self._sizes = sizes
-        self._once = Once()
+        self._once = M.Once()
         self._tell: Tell = lambda notice: None
 
     @abstractmethod

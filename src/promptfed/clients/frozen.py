@@ -12,8 +12,6 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,8 @@ class FrozenValues:
             )
             return
         path = cache.root() / "frozen" / self._key()
-        with _alone(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.lock(path.parent / ".lock"):  # one process at a time makes or removes entries
             if not cache.finished(path):
                 _make_room(path.parent, budget - need)
                 with cache.writing(path) as folder:
@@ -108,14 +107,6 @@ def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple
     scale = model.preprocess or dataset
     mean, std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
     return mean, std
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only one process at a time makes or removes entries."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(folder / ".lock"):
-        yield
 
 
 def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -44,7 +45,6 @@ class Host:
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.init = P.to(self.method.tuning.init(self.model, self.seed), self.device)
-        self._pooled: Samples | None = None
         self._frozen: FrozenValues | None = None
         if self.method.tuning.frozen_name(self.model):
             data = self.federation.dataset
@@ -214,13 +214,12 @@ class Host:
         site = self.federation.sites[work.client]
         # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
         val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
-        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled()) if pooled else None)
+        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled) if pooled else None)
 
+    @cached_property
     def pooled(self) -> Samples:
         """All clients' test data: a simulation has them, a real site does not."""
-        if self._pooled is None:
-            self._pooled = self.samples(np.concatenate([site.test for site in self.federation.sites]))
-        return self._pooled
+        return self.samples(np.concatenate([site.test for site in self.federation.sites]))
 
 
 def moved(method: Method, before: Params, after: Params) -> dict[str, float]:

@@ -29,8 +29,7 @@ def root() -> Path:
 
 def key(**parts: Any) -> str:
     """The name of the entry for exactly these settings of this source."""
-    text = json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str)
-    return sha256(text.encode()).hexdigest()[:20]
+    return sha256(json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
 
 def slug(name: str) -> str:

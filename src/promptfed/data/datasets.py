@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,9 +20,10 @@ from .catalogue import CATALOGUE, UNLISTED, Entry
 from .images import Resize, pixels
 from .sources import Labels, Located, Source
 
+Scale = tuple[float, ...] | None  # one value per channel
 _TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
 _CHUNK = 256  # images decoded between two writes
-_SLOW = 0.001  # seconds per image above which threads are faster
+_SCALE = "Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -69,8 +69,8 @@ class Dataset(Labels):
         labels: np.ndarray,
         classes: tuple[str, ...],
         *,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
+        mean: Scale = None,
+        std: Scale = None,
         domains: tuple[str, ...] = (),
         domain: np.ndarray | None = None,
         sites: tuple[str, ...] = (),
@@ -89,8 +89,7 @@ class Dataset(Labels):
             split=split,
         )
         _check(images, known)
-        channels = images.shape[1]
-        mean, std = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
+        mean, std = (_per_channel(key, given, images.shape[1]) for key, given in (("mean", mean), ("std", std)))
         if path is None:
             content = sha256(np.ascontiguousarray(images).data)
             for array in (known.labels, domain, site, split):
@@ -103,8 +102,8 @@ class Dataset(Labels):
             shutil.rmtree(path)
         blocks = (np.ascontiguousarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
         with cache.writing(path) as folder:
-            pixels = _stream(folder, blocks)
-            _finish(folder, pixels, known, name=name, mean=mean, std=std, skipped=())
+            measured, digest = _stream(folder, blocks, mean, std)
+            _finish(folder, digest, known, {"name": name, **measured})
         return cls.open(path)
 
 
@@ -136,12 +135,8 @@ class DatasetConfig(BaseModel):
     domain_column: str | None = Field(
         None, description="Column with the domain of each image; none: the one called domain, if there is one."
     )
-    mean: tuple[float, ...] | None = Field(
-        None, description="Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
-    )
-    std: tuple[float, ...] | None = Field(
-        None, description="Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
-    )
+    mean: Scale = Field(None, description=_SCALE)
+    std: Scale = Field(None, description=_SCALE)
 
 
 def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
@@ -171,10 +166,10 @@ def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
             source = source.keep(entry.keep) if entry.keep else source
             source = source.subset(config.limit) if config.limit else source
             skipped: list[int] = []
-            decoded = _stream(folder, _decoded(name, source, channels, resize, skipped))
+            measured, digest = _stream(folder, _decoded(name, source, channels, resize, skipped), mean, std)
             known = source.take(np.setdiff1d(np.arange(len(source)), skipped))
-            corrupt = tuple(source.name(i) for i in skipped)
-            _finish(folder, decoded, known, name=name, mean=mean, std=std, skipped=corrupt)
+            measured["skipped"] = [source.name(i) for i in skipped]
+            _finish(folder, digest, known, {"name": name, **measured})
             shutil.rmtree(scratch, ignore_errors=True)
     dataset = Dataset.open(path)
     if dataset.skipped:
@@ -237,13 +232,10 @@ def _decoded(
             return None
 
     with ThreadPoolExecutor() as pool:
-        seconds = 0.0  # spent on one image
         for start in range(0, count, _CHUNK):
-            # decoders release the interpreter lock, which pays for photos but not for thumbnails
-            run = pool.map if seconds > _SLOW else map
-            began = perf_counter()
             block = []
-            for i, one in enumerate(run(decode, range(start, min(start + _CHUNK, count))), start):
+            # threads, since decoders release the interpreter lock
+            for i, one in enumerate(pool.map(decode, range(start, min(start + _CHUNK, count))), start):
                 if one is None:
                     skipped.append(i)
                     if len(skipped) > _TOLERATED * count:
@@ -257,8 +249,6 @@ def _decoded(
                         f"pixels, earlier images {shape[1]} x {shape[2]}"
                     )
                 block.append(one)
-            if start == 0:
-                seconds = (perf_counter() - began) / _CHUNK
             if block:
                 yield np.stack(block)
 
@@ -268,17 +258,11 @@ def _corrupt(name: str, names: Sequence[str]) -> str:
     return f'dataset.name = "{name}": {len(names)} corrupt image{"s" if len(names) > 1 else ""} ({shown})'
 
 
-class _Pixels(NamedTuple):
-    """What is known once all pixels are written."""
+def _stream(folder: Path, blocks: Iterator[np.ndarray], mean: Scale, std: Scale) -> tuple[dict[str, Any], Any]:
+    """Append blocks to images.bin, a plain file, since a full disk kills a process that writes to a mapped one.
 
-    shape: tuple[int, ...]  # (N, C, H, W)
-    mean: np.ndarray
-    std: np.ndarray
-    digest: Any  # sha256 of the pixels, to be continued
-
-
-def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Pixels:
-    """Append blocks to images.bin. A plain file, since a full disk kills a process that writes to a mapped one."""
+    -> shape, mean and std of the images (computed if None), and the sha256 of the pixels, to be continued.
+    """
     digest = sha256()
     n, shape = 0, (0, 0, 0)
     total: np.ndarray = np.zeros(1)
@@ -296,34 +280,24 @@ def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Pixels:
     if n == 0:
         raise UserError("dataset.name: no image could be read")
     count = n * shape[1] * shape[2]
-    mean = total / count
-    std = np.sqrt(np.maximum(square / count - mean**2, 1e-6))  # a constant channel must not divide by zero
-    return _Pixels((n, *shape), mean.round(4), std.round(4), digest)
+    mean = mean or tuple((total / count).round(4).tolist())
+    spread = np.sqrt(np.maximum(square / count - (total / count) ** 2, 1e-6))  # of a constant channel: not zero
+    return {"shape": (n, *shape), "mean": mean, "std": std or spread.round(4).tolist()}, digest
 
 
-def _finish(folder: Path, pixels: _Pixels, known: Labels, **about: Any) -> None:
+def _finish(folder: Path, digest: Any, known: Labels, meta: dict[str, Any]) -> None:
     """Write everything but the pixels; meta.json last."""
     arrays = known.arrays()
     for key, array in arrays.items():
         np.save(folder / f"{key}.npy", array.astype(np.int8 if key == "split" else np.int64))
-    digest = pixels.digest
-    digest.update(json.dumps([pixels.shape, known.classes]).encode())
+    digest.update(json.dumps([meta["shape"], known.classes]).encode())
     digest.update(known.labels.astype("<i8").tobytes())
-    meta = {
-        **about,
-        "mean": about["mean"] or pixels.mean.tolist(),
-        "std": about["std"] or pixels.std.tolist(),
-        "shape": pixels.shape,
-        "arrays": list(arrays),
-        "classes": known.classes,
-        "domains": known.domains,
-        "sites": known.sites,
-        "fingerprint": digest.hexdigest(),
-    }
+    meta |= {"classes": known.classes, "domains": known.domains, "sites": known.sites}
+    meta |= {"arrays": list(arrays), "fingerprint": digest.hexdigest()}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def _per_channel(setting: str, values: tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
+def _per_channel(setting: str, values: Scale, channels: int) -> Scale:
     if not values:
         return None
     if setting == "std" and min(values) <= 0:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from promptfed import files
-
+from .. import files
 from ..errors import UserError
 from .datasets import Dataset
 
@@ -42,12 +41,10 @@ class Federation:
         return np.bincount(cell, minlength=len(parts) * classes).reshape(len(parts), classes)
 
     def save(self, path: Path) -> None:
-        """Write the partition as plain JSON.
+        """Write the partition as plain JSON; indices count from 0 in the order of the dataset's images.
 
         {"format": 1, "dataset": {"name", "fingerprint", "n", "classes"}, "about": {...},
          "clients": [{"name", "train": [...], "val": [...], "test": [...]}, ...]}
-
-        Indices count from 0 in the order of the dataset's images; `fingerprint` is the dataset's own.
         """
         data = self.dataset
         its = {"name": data.name, "fingerprint": data.fingerprint, "n": len(data), "classes": list(data.classes)}

@@ -20,7 +20,13 @@ SHAPES = (
     "circle", "oval", "ring", "moon", "square", "rectangle", "triangle", "pentagon",
     "hexagon", "star", "cross", "heart", "drop", "arrow", "house", "bolt",
 )  # fmt: skip
-COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink", "brown", "grey")
+_COLOURS = {
+    "red": (0.85, 0.12, 0.12), "orange": (0.96, 0.52, 0.08), "yellow": (0.93, 0.84, 0.12), "green": (0.15, 0.62, 0.18),
+    "teal": (0.05, 0.62, 0.62), "blue": (0.14, 0.26, 0.86), "purple": (0.52, 0.14, 0.70), "pink": (0.96, 0.48, 0.72),
+    "brown": (0.48, 0.28, 0.12), "grey": (0.50, 0.50, 0.50),
+}  # fmt: skip
+_RGB = np.array(list(_COLOURS.values()), dtype=np.float32)
+COLOURS = tuple(_COLOURS)
 TEXTURES = ("plain", "striped", "dotted", "checkered")
 SIZES = ("small", "medium", "large")
 PLACES = (
@@ -35,13 +41,6 @@ ATTRIBUTES = ("shape", "colour", "texture", "size", "place", "style")
 UNSEEN_STYLES = ("sketch", "inverted", "stippled")
 SEEN_STYLES = tuple(style for style in STYLES if style not in UNSEEN_STYLES)
 
-_RGB = np.array(
-    [
-        (0.85, 0.12, 0.12), (0.96, 0.52, 0.08), (0.93, 0.84, 0.12), (0.15, 0.62, 0.18), (0.05, 0.62, 0.62),
-        (0.14, 0.26, 0.86), (0.52, 0.14, 0.70), (0.96, 0.48, 0.72), (0.48, 0.28, 0.12), (0.50, 0.50, 0.50),
-    ],
-    dtype=np.float32,
-)  # fmt: skip
 _RADII = np.array([(5.2, 6.5), (7.0, 9.0), (9.5, 12.0)])  # pixels, by size
 _TILT = 25.0  # degrees to either side
 _CHUNK = 256  # pictures drawn at once: their layers fit into a CPU's cache

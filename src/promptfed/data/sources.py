@@ -145,12 +145,10 @@ EMBEDDED = {
 
 
 def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], word: str) -> Source:
-    return Source(
-        labels=labels.astype(np.int64),
-        classes=classes,
-        image=lambda i: Image.fromarray(images[i]),
-        name=lambda i: f"{word} {i}",
-    )
+    def picture(i: int) -> Image.Image:
+        return Image.fromarray(images[i])
+
+    return Source(labels=labels.astype(np.int64), classes=classes, image=picture, name=lambda i: f"{word} {i}")
 
 
 # ---- idx files, the format of MNIST

@@ -110,11 +110,10 @@ def _source(parts: dict[str, Any], name: str, wanted: Wanted) -> Source:
     domains, where = _names(pooled, domain) if domain else ((), None)
     cells = pooled.data.column(image)  # arrow: indexed ten times faster than the dataset
     starts = np.cumsum([0, *(len(part) for part in labelled.values())])
-    keys = list(labelled)
 
     def title(i: int) -> str:
         part = int(np.searchsorted(starts, i, side="right")) - 1
-        return f"{keys[part]}[{i - starts[part]}]"
+        return f"{list(labelled)[part]}[{i - starts[part]}]"
 
     def picture(i: int) -> Image.Image:
         cell = cells[i].as_py()

@@ -18,7 +18,7 @@ from .. import files
 from ..errors import UserError
 from ..runs import build
 from ..runs import config as C
-from .site import AGREED, INTEGERS, read_agreed, read_numbers
+from .site import AGREED, INTEGERS, read_numbers
 
 APP, TLS, DATABASE, NODES = "app", "tls", "superlink.db", "nodes.json"
 
@@ -64,12 +64,6 @@ def create(folder: Path, config: C.Config) -> None:
     # Images are not split: each site has its own.
     agreed = {key: value for key, value in config.complete().items() if key != "partition"}
     (folder / AGREED).write_text(C.dump(agreed))
-
-
-def read(folder: Path) -> tuple[C.Config, C.Consortium]:
-    if not (folder / AGREED).exists():
-        raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
-    return read_agreed(folder)
 
 
 # ---- which node is which client

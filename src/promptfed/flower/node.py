@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from logging import WARNING
 from pathlib import Path
@@ -151,8 +151,8 @@ def serve(
 def _told(message: Message, context: Context) -> str:
     """What was asked, in words."""
     about = message.metadata
-    words = {kind: ask for ask, kind in TYPES.items()}
     round = f", round {about.group_id}" if about.group_id else ""
+    words = {kind: ask for ask, kind in TYPES.items()}
     return f"run {context.run_config.get('run')}{round}: {words.get(about.message_type, about.message_type)}"
 
 
@@ -181,15 +181,9 @@ def _answer(app: ClientApp, stack: ExitStack, client: F.RuntimeHttpClient, messa
             F.push_task_output(client, context, F.SubStatus.COMPLETED, "")
 
 
-@contextmanager
-def _client(address: str, interceptor: object) -> Iterator[F.RuntimeHttpClient]:
-    client = F.RuntimeHttpClient.from_server_address(
-        address, True, None, [F.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor]
-    )
-    try:
-        yield client
-    finally:
-        client.close()
+def _client(address: str, interceptor: object) -> closing[F.RuntimeHttpClient]:
+    version = F.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+    return closing(F.RuntimeHttpClient.from_server_address(address, True, None, [version, interceptor]))
 
 
 @contextmanager

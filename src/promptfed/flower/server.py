@@ -23,13 +23,12 @@ from . import consortium
 from ._flwr import Context, Grid, ServerApp
 from .clients import FlowerClients
 from .simulation import expected
-from .site import AGREED, INTEGERS, read_numbers, run_name
+from .site import AGREED, INTEGERS, read_agreed, read_numbers, run_name
 
 LINK = "PROMPTFED_LINK"  # environment variable: process id of the SuperLink
 _HANDOVER = 15.0  # seconds in which the process of a killed SuperLink must have released a run
 FOLDER = "PROMPTFED_CONSORTIUM"  # environment variable: the consortium's folder, which no message may name
 SIZES = "sizes.json"  # of a run: training samples per client, as reported by it
-WAITING = "waiting.json"  # of a run: clients it is waiting for at its start
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -49,7 +48,6 @@ def main(grid: Grid, context: Context) -> None:
             poll=0.5,
             enough=1 if begun else None,
             sizes=read_numbers(path / SIZES, INTEGERS, "client", "samples") if begun else None,
-            missing=lambda clients: files.write(path / WAITING, json.dumps(clients).encode()),
         )
         files.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
         return clients
@@ -78,7 +76,7 @@ def _end_with(link: int) -> None:
 
 def agreed(folder: Path, run: Path) -> C.Config:
     """The consortium's configuration, which must not change while a run is under way."""
-    config, _ = consortium.read(folder)
+    config, _ = read_agreed(folder)
     if not (run / "checkpoint.safetensors").exists():
         return config
     before, now = C.make(C.read(run / "config.toml")).complete(), config.complete()

@@ -99,6 +99,8 @@ def read_settings(folder: Path) -> Settings:
 
 def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
     """consortium.toml, of a server or of a site."""
+    if not (folder / AGREED).exists():
+        raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
     config = C.make(C.read(folder / AGREED))
     if config.consortium is None:
         raise UserError(f'"{folder / AGREED}" has no [consortium]')
@@ -190,10 +192,8 @@ class SiteFolder:
 
     def dataset(self) -> Dataset:
         """Its images, decoded once, with the consortium's classes and normalisation."""
-        agreed, path = (
-            build.placeholder_federation(self.config).dataset,
-            Path(self.settings.data).expanduser().absolute(),
-        )
+        agreed = build.placeholder_federation(self.config).dataset
+        path = Path(self.settings.data).expanduser().absolute()
         known = np.array(site_images.class_indices(path, site_images.read(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are private too

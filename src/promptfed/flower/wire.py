@@ -161,14 +161,12 @@ _H = TypeVar("_H", Asked, Answered[Any])
 
 def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list[bytes]]:
     held, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
-    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(held, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise Malformed("malformed message: its records must be a head and blobs")
-    text = held.get(_JSON)
-    if set(held) != {_JSON} or not isinstance(text, str):
-        raise Malformed("malformed message: its head is not one string")
+    text = held.get(_JSON) if isinstance(held, ConfigRecord) and set(held) == {_JSON} else None
+    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(text, str) or not isinstance(arrays, ArrayRecord):
+        raise Malformed("malformed message: its records must be a head of one string, and blobs")
     if len(text) > limits.head:
         raise Malformed(f"malformed message: a head of {len(text)} characters, more than {limits.head}")
-    if _parts(text) > limits.parts:
+    if sum(map(text.count, ":[{")) > limits.parts:  # an upper bound: characters in strings count too
         raise Malformed(f"malformed message: a head of more than {limits.parts} parts")
     try:
         parsed = head.model_validate_json(text)
@@ -193,21 +191,17 @@ def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list
     return parsed, blobs
 
 
-def _parts(text: str) -> int:
-    """An upper bound on keys, lists and objects in JSON: characters in strings count too."""
-    return sum(map(text.count, ":[{"))
-
-
 def _first(error: ValidationError, otherwise: str) -> str:
     """The first validation error, in printable characters: it may quote keys."""
     if error.error_count() > 100:  # listing them takes long
         return f"{otherwise}: {error.error_count()} errors"
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{_printable('.'.join(map(str, first['loc']))) or otherwise}: {_printable(first['msg'])}"
+    return f"{printable('.'.join(map(str, first['loc']))) or otherwise}: {printable(first['msg'])}"
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:200])
+def printable(text: str, most: int = 200) -> str:
+    """What a stranger says, as one line of bounded length without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text[: 8 * most].split())[:most])
 
 
 # ---- blobs
@@ -230,7 +224,7 @@ def tensors(blob: bytes, limits: Limits = LIMITS) -> Params:
     try:
         found, note = unpack(blob)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise Malformed(f"malformed blob: {_printable(str(error)) or type(error).__name__}") from None
+        raise Malformed(f"malformed blob: {printable(str(error)) or type(error).__name__}") from None
     if note != {} or len(found) > limits.tensors or not {p.dtype for p in found.values()} <= _KINDS:
         raise Malformed(
             f"malformed blob: it must hold {limits.tensors} tensors at most, of torch's usual types, and no note"

@@ -16,10 +16,9 @@ import torch
 from .. import models, server
 from ..clients.base import Clients
 from ..clients.host import Host
-from ..clients.local import LocalClients
+from ..clients.local import LocalClients, Worker
 from ..clients.messages import Ask
 from ..clients.store import Store
-from ..clients.workers import Worker
 from ..data import Dataset, Federation, Site, federate, load
 from ..errors import UserError
 from ..method import Method
