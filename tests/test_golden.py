@@ -33,7 +33,14 @@ NAMES = (
     "moon+pt",
     "fedprox+ft",
 )
-CASES = {name: (name, SMALL.get(name, {})) for name in NAMES}
+# Heads on features as they are, and the learning rates of the recorded runs.
+RECORDED = {"lr": 0.005, "momentum": 0.0}
+AS_RECORDED = {
+    **dict.fromkeys(("head-tune", "fedvpt", "fedvpt-d", "fedpr+vpt"), {**RECORDED, "standardise": False}),
+    **dict.fromkeys(("promptfl", "fedprox+maple"), RECORDED),
+    "sgpt": {"lr": 0.01, "momentum": 0.9, "standardise": False},
+}
+CASES = {name: (name, {**SMALL.get(name, {}), **AS_RECORDED.get(name, {})}) for name in NAMES}
 CASES |= {f"dp2fl {mode}": ("dp2fl", {**SMALL["dp2fl"], "privacy": mode}) for mode in ("embeddings", "sealed")}
 
 

@@ -100,7 +100,12 @@ def check(method: Method, name: str) -> None:
                 f'privacy.clip: "{name}" says more of its data {when} than the update that is clipped and noised; '
                 "leave it at 0 or take another method"
             )
-    if all(role == "private" or role in method.private for role in method.tuning.role_names()):
+    if method.tuning.collects:
+        raise UserError(
+            f'privacy.clip: "{name}" sends sums of its features before training, which are not clipped and noised '
+            '(allowed: method.standardise = false and method.head_init = "random" or "zero")'
+        )
+    if all(role in method.private for role in method.roles()):
         raise UserError(f'privacy.clip: "{name}" sends no update that could be clipped; leave it at 0')
 
 

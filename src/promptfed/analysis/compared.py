@@ -11,7 +11,8 @@ from ..errors import UserError
 from ..methods import parse
 from ..report import marks, style
 from ..runs.tables import in_percent, spread
-from ..tuning import Full, HeadOnly, PrivatePrompt
+from ..tuning import Full, PrivatePrompt
+from ..tunings.heads import HeadOnly
 from .base import Found, Options
 from .opened import Comparison, One
 

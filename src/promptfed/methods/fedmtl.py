@@ -15,6 +15,7 @@ from ..method import Method, State
 from ..models import Model
 from ..params import Params
 from ..phases import Batch, Context, Phase, Update
+from ..tunings.heads import SCALE
 
 
 class FedMtl(Method):
@@ -41,12 +42,12 @@ class FedMtl(Method):
     def down(self, state: State, client: int) -> Params:
         """Its own model (before it has one: the mean, which minimises the relation) and the mean."""
         mean = P.under(state, "mean")
-        return {**mean, **P.under(state, f"task.{client}"), **P.nested("mean", mean)}
+        return {**mean, **P.under(state, f"task.{client}"), **P.nested("mean", mean), **P.pick(state, [f"{SCALE}.*"])}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         tasks = P.groups(P.under(state, "task")) | {str(u.client): u.up for u in updates}
         models = [tasks[client] for client in sorted(tasks, key=int)]
-        new = P.nested("mean", P.mean(models, [1.0] * len(models)))
+        new = {**state, **P.nested("mean", P.mean(models, [1.0] * len(models)))}
         for client, task in tasks.items():
             new |= P.nested(f"task.{client}", task)
         return new

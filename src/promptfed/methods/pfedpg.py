@@ -19,18 +19,25 @@ from ..params import Params
 from ..phases import Context, Update
 from ..seeding import torch_rng
 from ..tuning import Tuning
+from ..tunings.heads import SCALE
 from ..tunings.tokens import Tokens
+
+
+class Prompts(Tokens):
+    """Prompt tokens and a head on features as they are: the published learning rate is for these."""
+
+    standardise: bool = Field(False, description=Tokens.model_fields["standardise"].description)
 
 
 class PFedPg(Method):
     """Clients train the prompts they receive and a head of their own; only the change of the prompts is sent."""
 
     paper: ClassVar[str] = "Yang et al., ICCV 2023"
-    tuned: ClassVar[type[Tuning]] = Tokens
+    tuned: ClassVar[type[Tuning]] = Prompts
     private: ClassVar[tuple[str, ...]] = ("head",)
     own_down: ClassVar[bool] = True
 
-    tuning: Tuning = Field(default_factory=Tokens, description="what is trained")
+    tuning: Tuning = Field(default_factory=Prompts, description="what is trained")
     batch_size: int = Field(64, ge=1, description="samples per step")
     lr: float = Field(0.25, gt=0, description="local learning rate")
     weight_decay: float = Field(0.001, ge=0, description="weight decay")
@@ -73,6 +80,7 @@ class PFedPg(Method):
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         """A client that is there from the start has a random descriptor, a newcomer the mean of all."""
+        state = super().admit(state, client, hello, round)
         if "seed" not in state:
             return state
         width = next(iter(P.under(state, "base").values())).shape[1]
@@ -80,7 +88,7 @@ class PFedPg(Method):
         return {**state, f"descriptor.{client}": fresh if round == 0 else _mean_descriptor(state, fresh)}
 
     def down(self, state: State, client: int) -> Params:
-        return self.generate(state, client)
+        return {**self.generate(state, client), **P.pick(state, [f"{SCALE}.*"])}
 
     def generate(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""

@@ -9,7 +9,8 @@ from pydantic.fields import FieldInfo
 
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
-from ..tuning import Full, HeadOnly, PrivatePrompt, Tuning, Wrapper
+from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
+from ..tunings.heads import HeadOnly
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext

@@ -72,7 +72,7 @@ def estimate(config: Config) -> Estimate:
     down = split_once(received)[0] if phases else {}
     first = _once(received)  # grows with the number of clients, and of each with its validation samples
     once = first
-    if type(method).enroll is not Method.enroll:
+    if method.enrolls:
         other, sample = (_once(receives(method, model, init, *more)) - first for more in ((2, 1), (1, 2)))
         held = sum(len(site.val) for site in federation.sites)
         once = first + (n - 1) * other + max(0, held - n) * sample
@@ -184,9 +184,8 @@ def _model(name: str, part: str, image: tuple[int, int, int], classes: int) -> M
 def receives(method: Method, model: Model, init: Params, clients: int, validation: int) -> Params:
     """What a client is sent in a round, where there are so many clients with so many validation samples each."""
     state = method.begin(model, init, 0)
-    tells = type(method).enroll is not Method.enroll
     for client in range(clients):
-        hello = method.enroll(model, init, _holdings(method, model, validation)) if tells else {}
+        hello = method.enroll(model, init, _holdings(method, model, validation)) if method.enrolls else {}
         filled = {name: torch.zeros(p.shape, dtype=p.dtype) if p.is_meta else p for name, p in hello.items()}
         state = method.admit(state, client, filled, 0)
     return method.down(state, 0)

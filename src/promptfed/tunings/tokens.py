@@ -14,13 +14,14 @@ from ..models import Model, ViT
 from ..params import Params
 from ..phases import Batch, Context
 from ..seeding import torch_rng
-from ..tuning import PrivatePrompt, Tuning, as_vit, own_head
+from ..tuning import PrivatePrompt, as_vit
+from .heads import LinearHead, scaled
 
 
-class Tokens(Tuning):
+class Tokens(LinearHead):
     """Prompt tokens in a frozen vision transformer, and a head: Jia et al., "Visual Prompt Tuning" (ECCV 2022)."""
 
-    roles: ClassVar[dict[str, str]] = {"tokens.": "body", "head.": "head"}
+    roles: ClassVar[dict[str, str]] = {"tokens.": "body", **LinearHead.roles}
     about: ClassVar[str] = "prompt tokens + head"
     backbones: ClassVar[str] = "transformers"
 
@@ -43,7 +44,7 @@ class Tokens(Tuning):
     def init(self, model: Model, seed: int) -> Params:
         g = torch_rng(seed, "tokens")
         tokens = {f"tokens.{i}": uniform(as_vit(model), g, self.tokens) for i in self.at(model)}
-        return {**tokens, **own_head(model)}
+        return {**tokens, **self.start_head(model)}
 
     def frozen_name(self, model: Model) -> str:
         first = min(self.at(model))
@@ -64,7 +65,7 @@ class Tokens(Tuning):
         if batch.tokens is not None:  # of a private prompt that wraps this tuning: they come first
             prompts[0] = torch.cat([batch.tokens, prompts[0]]) if 0 in prompts else batch.tokens
         h = vit.encode(weights, h, prompts, self.mode, start=start, first_tokens=1)
-        return vit.norm(weights, h[:, 0])
+        return scaled(params, vit.norm(weights, h[:, 0]))
 
 
 class TokenPrompt(PrivatePrompt):
