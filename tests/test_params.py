@@ -11,25 +11,6 @@ def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def test_pick_keeps_matching_names_in_their_own_order() -> None:
-    params = {"head.b": vector(1), "body.x": vector(2), "head.a": vector(3), "ahead.a": vector(4)}
-    assert list(P.pick(params, ["head.*"])) == ["head.b", "head.a"]
-    assert list(P.pick(params, ["*.a", "body.*"])) == ["body.x", "head.a", "ahead.a"]
-    assert P.pick(params, ["head.*"])["head.b"] is params["head.b"]
-
-
-def test_pick_is_case_sensitive_and_takes_the_whole_name() -> None:
-    params = {"Head.a": vector(1), "head.a": vector(2)}
-    assert list(P.pick(params, ["head.*"])) == ["head.a"]
-    assert P.pick(params, ["head"]) == {}
-    assert P.pick(params, []) == {}
-
-
-def test_pick_takes_an_iterator_of_globs() -> None:
-    params = {"a.x": vector(1), "b.x": vector(2)}
-    assert list(P.pick(params, iter(["a.*", "b.*"]))) == ["a.x", "b.x"]
-
-
 def test_mean_is_weighted() -> None:
     items = [{"w": vector(0, 8), "b": vector(1)}, {"w": vector(4, 0), "b": vector(5)}]
     found = P.mean(items, [1, 3])

@@ -60,6 +60,8 @@ class Method(BaseModel):
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
+    reference: ClassVar[bool] = False  # whether tables show it apart, to measure others by
+    centralised: ClassVar[bool] = False  # whether all clients' training data are pooled
     tuned: ClassVar[type[Tuning]] = Full  # what is tuned unless a plug-in says otherwise; if not Full, none may
     wrapper: ClassVar[type[Wrapper] | None] = None  # what it wraps around any tuning
 
@@ -270,7 +272,7 @@ class Method(BaseModel):
 class FedAvg(Method):
     """The contract's defaults, under their own name."""
 
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    paper = "McMahan et al., AISTATS 2017"
 
 
 def split_once(down: Params) -> tuple[Params, Params]:

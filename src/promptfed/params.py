@@ -1,19 +1,12 @@
 """Params: a flat dict of dotted names to tensors, and the few things done to it."""
 
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from hashlib import sha256
 
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
-
-
-def pick(params: Params, globs: Iterable[str]) -> Params:
-    """The entries whose name matches one of the globs, in their own order."""
-    patterns = tuple(globs)
-    return {name: p for name, p in params.items() if any(fnmatchcase(name, g) for g in patterns)}
 
 
 def under(params: Params, name: str, sep: str = ".") -> Params:

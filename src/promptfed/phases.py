@@ -128,7 +128,3 @@ class Update:
     bytes_up: int = 0
     error: str = ""  # why it must not be used
     moved: Mapping[str, float] = field(default_factory=dict)  # role -> L2 change in training, if recorded
-
-    @property
-    def delta(self) -> Params:
-        return {name: p - self.sent[name] for name, p in self.up.items()}

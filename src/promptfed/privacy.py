@@ -101,9 +101,10 @@ def check(method: Method, name: str) -> None:
                 "leave it at 0 or take another method"
             )
     if method.tuning.collects:
+        without = "leave it at 0 or take another method" if method.reference else "set method.standardise = false"
         raise UserError(
-            f'privacy.clip: "{name}" sends sums of its features before training, which are not clipped and noised '
-            '(allowed: method.standardise = false and method.head_init = "random" or "zero")'
+            f'privacy.clip: "{name}" sends sums of its features before training, which are not clipped and noised; '
+            f"{without}" + ' and method.head_init = "random"' * bool(method.tuning.started())
         )
     if all(role in method.private for role in method.roles()):
         raise UserError(f'privacy.clip: "{name}" sends no update that could be clipped; leave it at 0')

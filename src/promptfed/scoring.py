@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,7 @@ def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str
     wide = [s.parts["global"] for s in scores if "global" in s.parts]
     if one_model:
         wide = [pooled]
-    local = _known(t.accuracy for t in tests)
+    local = [t.accuracy for t in tests if t.accuracy is not None]
     found = {
         "local": {
             "mean": _mean(local),
@@ -90,12 +90,12 @@ def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str
             "worst": min(local, default=None),
             "weighted": pooled.accuracy,  # mean over samples, not clients
         },
-        "macro_f1": _mean(_known(t.macro_f1 for t in tests)),
-        "global": _mean(_known(w.accuracy for w in wide)),
-        "global_macro_f1": _mean(_known(w.macro_f1 for w in wide)),
+        "macro_f1": _mean(t.macro_f1 for t in tests),
+        "global": _mean(w.accuracy for w in wide),
+        "global_macro_f1": _mean(w.macro_f1 for w in wide),
         "loss": _loss(pooled),
         "clients": len(local),  # that have test data
-        "val": _mean(_known(s.parts["val"].accuracy for s in scores)),
+        "val": _mean(s.parts["val"].accuracy for s in scores),
     }
     tables = [s.groups for s in scores if s.groups is not None and s.groups.size]
     if tables:
@@ -132,7 +132,7 @@ def average(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, first in summaries[0].items():
         values = [s[key] for s in summaries]
-        out[key] = average(values) if isinstance(first, dict) else _mean(_known(values))
+        out[key] = average(values) if isinstance(first, dict) else _mean(values)
     return out
 
 
@@ -142,9 +142,6 @@ def _loss(score: Score) -> float | None:
     return mean if mean is not None and math.isfinite(mean) else None
 
 
-def _known(values: Any) -> list[float]:
-    return [v for v in values if v is not None]
-
-
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None

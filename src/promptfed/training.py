@@ -130,26 +130,19 @@ class LocalPhase:
         self, method: Method, model: Model, block: Sequence[Work], before: Sequence[Trained], phase: Phase
     ) -> None:
         self.method, self.phase, self.before = method, phase, before
-        params = [client.params for client in before]
         self.samples, self.offsets = _concatenate([work.samples for work in block])
-        self.extra = _sample_constants(method, model, block, params, phase)
-        references = _client_constants(method, model, block, params, phase)
-        states = []
-        for work, client, reference in zip(block, before, references, strict=True):
-            moving = {n: p for n, p in client.params.items() if method.tuning.role(n) in phase.train}
-            states.append(
-                LocalState(
-                    trained={name: p.detach().clone() for name, p in moving.items()},
-                    fixed={name: p for name, p in client.params.items() if name not in moving},
-                    down=work.down,
-                    memory=work.memory,
-                    n=torch.tensor(len(work.samples), device=work.samples.y.device),
-                    label_counts=label_counts(work.samples, model.classes),
-                    reference=reference,
-                    stats=client.stats,
-                )
-            )
+        states, extra = [], []
+        for work, client in zip(block, before, strict=True):
+            ctx = context(work, model, phase, client.stats)
+            reference, parts = _constants(method, model, client.params, work.samples, ctx)
+            extra += parts
+            moving = {n: p.detach().clone() for n, p in client.params.items() if method.tuning.role(n) in phase.train}
+            fixed = {name: p for name, p in client.params.items() if name not in moving}
+            given = (ctx.down, ctx.memory, ctx.n, ctx.label_counts)
+            states.append(LocalState(moving, fixed, *given, reference, client.stats))
         self.state = _stack(states)
+        # Of every sample of the block, (sum of n, ...) each.
+        self.extra = {name: torch.cat([part[name] for part in extra]) for name in extra[0]} if extra else {}
         for p in self.state.trained.values():
             p.requires_grad_()
         loss = partial(client_loss, method, model, phase, block[0].once)
@@ -265,31 +258,16 @@ def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
     return Samples(x, y, parts[0].mean, parts[0].std, frozen), offsets
 
 
-def _sample_constants(
-    method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase
-) -> Params:
-    """Of every sample of the block, (sum of n, ...) each."""
-    if phase.plain or type(method).sample_constants is Method.sample_constants:
-        return {}
-    parts: list[Params] = []
+def _constants(
+    method: Method, model: Model, params: Params, samples: Samples, ctx: Context
+) -> tuple[Params, list[Params]]:
+    """The constants of a client during a phase, and those of its samples in chunks."""
+    if ctx.phase is None or ctx.phase.plain:
+        return {}, []
+    each = chunks(samples) if type(method).sample_constants is not Method.sample_constants else ()
     with torch.no_grad():
-        for work, p in zip(block, params, strict=True):
-            ctx = context(work, model, phase)
-            for batch in chunks(work.samples):
-                parts.append(method.sample_constants(model, p, batch, ctx))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
-
-
-def _client_constants(
-    method: Method, model: Model, block: Sequence[Work], params: list[Params], phase: Phase
-) -> list[Params]:
-    if phase.plain or type(method).client_constants is Method.client_constants:
-        return [{} for _ in block]
-    with torch.no_grad():
-        return [
-            method.client_constants(model, p, context(work, model, phase))
-            for work, p in zip(block, params, strict=True)
-        ]
+        parts = [method.sample_constants(model, params, batch, ctx) for batch in each]
+        return method.client_constants(model, params, ctx), parts
 
 
 def chunks(samples: Samples) -> Iterator[Batch]:
@@ -305,13 +283,9 @@ def _take(values: Params, at: Tensor | slice) -> Params:
 
 
 def context(work: Work, model: Model, phase: Phase | None = None, stats: Params | None = None) -> Context:
-    n = torch.tensor(len(work.samples), device=work.samples.y.device)
-    counts = label_counts(work.samples, model.classes)
+    y = work.samples.y
+    n, counts = torch.tensor(len(y), device=y.device), torch.bincount(y, minlength=model.classes)
     return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private)
-
-
-def label_counts(samples: Samples, classes: int) -> Tensor:
-    return torch.bincount(samples.y, minlength=classes)
 
 
 def _rows(active: list[bool], like: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class Tuning(BaseModel):
     about: ClassVar[str] = ""
     backbones: ClassVar[str] = "any"  # which ones it can enter: any, transformers, CLIP, or CLIP with a ViT
     images: ClassVar[bool] = False  # whether batches hold images besides cached outputs of frozen layers
+    uncached: ClassVar[str] = "all weights are trained"  # why, where frozen_name() is empty
 
     def role(self, name: str) -> str:
         for prefix, role in self.roles.items():
@@ -48,10 +49,6 @@ class Tuning(BaseModel):
     def frozen_name(self, model: Model) -> str:
         """The name of what frozen() returns: equal names mean equal values. Empty if it returns nothing."""
         return ""
-
-    def why_not_cached(self, model: Model) -> str:
-        """Why nothing is cached, if frozen_name() is empty."""
-        return "all weights are trained"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """Values (B, ...) of samples that depend only on frozen weights: computed once, and in batch.frozen instead of
@@ -99,7 +96,7 @@ class Tuning(BaseModel):
 class Full(Tuning):
     """Every weight of the backbone."""
 
-    about: ClassVar[str] = "all weights"
+    about = "all weights"
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
@@ -123,6 +120,8 @@ class OnFeatures(Tuning):
 class Wrapper(Tuning):
     """A tuning around another one, with parameters of its own besides that one's."""
 
+    uncached = ""  # it is up to the inner tuning
+
     inner: Tuning = Field(default_factory=Full, description="the tuning that is wrapped")
 
     def role(self, name: str) -> str:
@@ -136,9 +135,6 @@ class Wrapper(Tuning):
 
     def frozen_name(self, model: Model) -> str:
         return self.inner.frozen_name(model)
-
-    def why_not_cached(self, model: Model) -> str:
-        return self.inner.why_not_cached(model)
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         return self.inner.frozen(model, x)
@@ -163,7 +159,8 @@ class Wrapper(Tuning):
 class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
-    roles: ClassVar[dict[str, str]] = {"prompt.": "private"}
+    roles = {"prompt.": "private"}
+    uncached = "a prompt changes what enters the model"
 
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
@@ -172,9 +169,6 @@ class PrivatePrompt(Wrapper):
 
     def frozen_name(self, model: Model) -> str:
         return ""
-
-    def why_not_cached(self, model: Model) -> str:
-        return "a prompt changes what enters the model"
 
     def init(self, model: Model, seed: int) -> Params:
         return {**self.start(model, seed), **self.inner.init(model, seed)}

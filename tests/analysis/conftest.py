@@ -39,7 +39,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "vpt": {"method": {"name": "fedper+vpt", "epochs": 1, "tokens": 2}, "backbone": "vit-mini", **SHAPES},
     "promptfl": {"method": {"name": "promptfl", "epochs": 1, "context": 2}, "backbone": "clip-mini", **SHAPES},
     "sgpt": {"method": {"name": "sgpt", "epochs": 1, "groups": 5}, "backbone": "vit-mini", **SHAPES},
-    "sgpt-again": {"method": {"name": "sgpt", "epochs": 1, "groups": 5}, "backbone": "vit-mini", "seed": 1, **SHAPES},
     "dp2fl": {"method": {"name": "dp2fl", "epochs": 1, "depth": 2}, "backbone": "clip-mini", **FEW},
     "sealed": {
         "method": {"name": "dp2fl", "epochs": 1, "depth": 2, "privacy": "sealed"},
@@ -48,8 +47,6 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 RUNS["sgpt"]["method"] |= {"shared_layers": [0], "group_layers": [1]}
-RUNS["sgpt-again"]["method"] |= {"shared_layers": [0], "group_layers": [1]}
-RUNS["sgpt-again"]["partition"] = {**SHAPES["partition"], "seed": 0}
 
 Finished = Callable[[str], Path]
 

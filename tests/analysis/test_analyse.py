@@ -56,13 +56,13 @@ def test_the_command(finished, tmp_path):
     folder = shutil.copytree(finished("fedavg"), tmp_path / "run")
     done = CliRunner().invoke(app, [str(folder), "--images", "5"])
     assert done.exit_code == 0, done.output
-    assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"leakage", "clients", "partition"}
+    assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"leakage"}
     assert "attention left out: no prompt enters" in done.output
     for client in ("client-1", "1"):  # by name and by number
-        where = ["--client", client, "--out", str(tmp_path / "elsewhere")]
-        some = CliRunner().invoke(app, [str(folder), "clients", *where])
-    assert some.exit_code == 0, some.output
-    assert {row["client"] for row in read(tmp_path / "elsewhere" / "clients.csv")} == {"1"}
+        where = ["--client", client, "--images", "5", "--out", str(tmp_path / "elsewhere")]
+        some = CliRunner().invoke(app, [str(folder), "leakage", *where])
+        assert some.exit_code == 0, some.output
+        assert {row["client"] for row in read(tmp_path / "elsewhere" / "leakage.csv")} == {"1"}
     failed = CliRunner().invoke(app, [str(folder), "attention"])
     assert isinstance(failed.exception, UserError)
 

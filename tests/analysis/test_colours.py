@@ -6,7 +6,7 @@ import torch
 from analysed import columns, cos, made
 
 from promptfed.analysis import Options
-from promptfed.analysis.colours import pure
+from promptfed.analysis.labels import pure
 from promptfed.analysis.opened import Opened
 from promptfed.clients.frozen import normalisation
 

@@ -9,7 +9,6 @@ from analysed import made
 
 from promptfed import UserError
 from promptfed.analysis import Options, compared, make
-from promptfed.analysis.opened import Comparison
 from promptfed.cli.report import analyse
 from promptfed.runs import config as C
 
@@ -28,7 +27,9 @@ def comparison(out: Path) -> Path:
             local = {"mean": accuracy + seed / 10, "worst": accuracy - 0.1, "std": 0.0, "weighted": accuracy}
             wide = None if label == "patch 4" else accuracy - 0.05
             numbers = {"metrics": {"aggregated": {"last": {"round": 1, "local": local, "global": wide}}}}
-            (folder / "result.json").write_text(json.dumps({"method": method, "seed": seed, **numbers}))
+            (folder / "result.json").write_text(
+                json.dumps({"method": method, "seed": seed, "communication": {}, "passes": {}, **numbers})
+            )
     (out / "table.json").write_text(json.dumps([{"label": label} for label, *_ in rows]))
     return out
 
@@ -49,7 +50,7 @@ def test_axes_of_the_scatter_stay_within_per_cent(tmp_path):
         numbers = json.loads(file.read_text())
         numbers["metrics"]["aggregated"]["last"] |= {"local": {"mean": 0.5, "worst": 0.0}, "global": 0.99}
         file.write_text(json.dumps(numbers))
-    chart = compared.scatter(Comparison.read(folder), Options()).picture
+    chart = compared.scatter(compared.read(folder), Options()).picture
     encoding = chart.to_dict()["layer"][0]["encoding"]
     assert [encoding[axis]["scale"]["domain"] for axis in "xy"] == [[97, 100], [0, 2]]
 
@@ -107,7 +108,7 @@ def test_a_sweep_shows_what_was_swept_and_what_has_no_prompt(tmp_path):
     folder = comparison(tmp_path / "all")
     add(folder, "vpt", "fedvpt", {"tokens": 5})
     add(folder, "sgpt", "sgpt", {})
-    found = compared.sweep(Comparison.read(folder), Options())
+    found = compared.sweep(compared.read(folder), Options())
     (panel,) = found.picture.to_dict()["hconcat"]
     level, _, line, _ = panel["layer"]
     labels = ["pfedpt: padding", "pfedpt: fixed-patch", "fedavg (no prompt)"]
@@ -115,7 +116,7 @@ def test_a_sweep_shows_what_was_swept_and_what_has_no_prompt(tmp_path):
     assert line["encoding"]["x"]["title"] == "size of the prompt (pixels)"
     assert level["mark"]["type"] == "rule"
     add(folder, "vpt-more", "fedvpt", {"tokens": 9})
-    found = compared.sweep(Comparison.read(folder), Options())
+    found = compared.sweep(compared.read(folder), Options())
     panels = found.picture.to_dict()["hconcat"]
     titles = [panel["layer"][-1]["encoding"]["x"]["title"] for panel in panels]
     assert titles == [f"size of the prompt ({unit})" for unit in ("pixels", "tokens")]

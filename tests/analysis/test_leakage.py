@@ -8,7 +8,7 @@ import pytest
 import torch
 from analysed import columns, cos, made
 
-from promptfed.analysis.leakage import inferred
+from promptfed.analysis.labels import inferred
 from promptfed.analysis.opened import Opened
 from promptfed.clients.wire import unpack
 from promptfed.runs import build

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from promptfed import UserError
 from promptfed.analysis import Options
-from promptfed.analysis.opened import Bare, Opened, cosine, some, unprompted
+from promptfed.analysis.opened import Bare, Opened, unprompted
 from promptfed.methods import create
 from promptfed.scoring import evaluate
 from promptfed.tuning import Full
@@ -52,6 +51,7 @@ def test_what_clients_remember_cannot_be_written(finished):
 def test_clients_that_are_asked_for(finished):
     opened = Opened(finished("pfedpt"))
     assert opened.chosen(Options()) == [0, 1, 2, 3]
+    assert opened.chosen(Options(), most=3) == [0, 2, 3]  # evenly spread, from first to last
     assert opened.chosen(Options((2, 1))) == [2, 1]
     with pytest.raises(UserError, match="--client = 7 must be 0 to 3"):
         opened.chosen(Options((7,)))
@@ -100,11 +100,3 @@ def test_a_bare_tuning_sees_the_image_alone(finished):
     expected = opened.model.classify(weights, opened.model.features(weights, samples.images(slice(None)))).softmax(1)
     np.testing.assert_allclose(opened.probabilities(work, params, samples, bare), expected.detach(), atol=1e-6)
     opened.close()
-
-
-def test_similarity_and_choice():
-    a, b = np.array([[1.0, 0], [1, 1], [0, 0]]), np.array([[0.0, 2], [3, 3]])
-    np.testing.assert_allclose(cosine(a, b), [[0, 0.5**0.5], [0.5**0.5, 1], [0, 0]])
-    assert some(list(range(100)), 3) == [0, 50, 99]
-    assert some([4, 5], 3) == [4, 5]
-    assert torch.is_grad_enabled()

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from promptfed.cli.view import Live
 from promptfed.clients.base import Notice
-from promptfed.runs.progress import Slow, Status, duration, evaluations_between, slow
+from promptfed.runs.progress import Live, Status, duration, slow
 from promptfed.server import Line
 
 
@@ -49,7 +48,7 @@ def test_a_round_takes_what_the_last_ones_took_and_evaluations_count_where_they_
     clock = Clock()
     status = Status("x", 10, every=3, clock=clock)
     status.end(line(1, 9.0))  # the first one is slower
-    assert status.left() == "1:21 + 4 evaluations left"  # 9 x 9 s; behind rounds 3, 6, 9 and 10
+    assert status.left() == "at least 1:21 left"  # 9 x 9 s, and evaluations after rounds 3, 6, 9 and 10
     status.end(line(2, 4.0))
     status.end(line(3, 6.0, 20.0))
     assert status.left() == "1:35 left"  # 7 x 5 s and 3 x 20 s
@@ -75,13 +74,14 @@ def test_nothing_is_left_behind_the_last_round_and_nothing_known_before_the_firs
     assert status.left() == ""
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 7, 9])
+@pytest.mark.parametrize("rounds", [2, 7, 9])
 @pytest.mark.parametrize("every", [1, 2, 3, 10])
 def test_evaluations_are_counted_as_the_round_loop_makes_them(rounds: int, every: int) -> None:
     due = [round % every == 0 or round == rounds for round in range(1, rounds + 1)]
-    for done in range(rounds):
-        assert evaluations_between(done, rounds, every) == sum(due[done:])
-        assert evaluations_between(done, done + 1, every, rounds) == due[done]
+    status = Status("x", rounds, every)
+    for done in range(1, rounds):
+        status.end(line(done, 0.0, 1.0))
+        assert status.left() == f"{duration(sum(due[done:]))} left"
 
 
 def test_durations() -> None:
@@ -92,20 +92,21 @@ def test_durations() -> None:
 
 
 def test_slow_is_more_than_twice_the_median_a_sample() -> None:
-    assert slow(took((1.0, 10), (2.0, 20), (3.0, 30), (4.1, 20), (6.3, 30))) == [
-        Slow(4, 6.3, pytest.approx(2.1)),
-        Slow(3, 4.1, pytest.approx(2.05)),
+    found = slow(took((1.0, 10), (2.0, 20), (3.0, 30), (4.2, 20), (6.6, 30)))
+    assert list(found.items()) == [
+        (4, "6.6 s, 2.2 x the median per sample"),
+        (3, "4.2 s, 2.1 x the median per sample"),
     ]
-    assert slow(took((1.0, 10), (2.0, 20), (4.0, 20))) == [], "just twice"
+    assert slow(took((1.0, 10), (2.0, 20), (4.0, 20))) == {}, "just twice"
 
 
 def test_a_client_of_few_samples_that_is_done_early_is_not_slow() -> None:
-    assert slow(took((1.0, 10), (2.0, 20), (3.0, 30), (0.9, 1))) == []
-    assert slow(took((1.0, 10), (1.0, 10), (1.0, 10), (1.1, 1))) != []
+    assert slow(took((1.0, 10), (2.0, 20), (3.0, 30), (0.9, 1))) == {}
+    assert slow(took((1.0, 10), (1.0, 10), (1.0, 10), (1.1, 1))) != {}
 
 
 def test_of_two_clients_neither_is_slow() -> None:
-    assert slow(took((1.0, 10), (9.0, 10))) == []
+    assert slow(took((1.0, 10), (9.0, 10))) == {}
 
 
 def test_who_is_slow_is_told_from_the_second_round_on_as_the_first_step_of_all_takes_longer() -> None:
@@ -114,8 +115,8 @@ def test_who_is_slow_is_told_from_the_second_round_on_as_the_first_step_of_all_t
     status.end(line(1, 9.0, seconds=lame))
     assert "slow" not in status.line() + seen(status)
     status.end(line(2, 9.0, seconds=lame))
-    assert "slow: 2 (5.0 s, 5.0 x)" in status.line()
-    assert "client 2 in round 2: 5.0 s" in seen(status)
+    assert "slow: 2 (5.0 s, 5.0 x the median per sample)" in status.line()
+    assert "slow in round 2: 2 (5.0 s, 5.0 x the median per sample)" in seen(status)
     status.end(line(3, 9.0))
     assert "slow" not in status.line(), "of another round"
 
@@ -124,15 +125,13 @@ def test_failures_are_told_at_once_and_once() -> None:
     status = Status("x", 9)
     status.begin(1, [3, 4])
     status.on_notice(answers("train", 3, 2, 0.5, "non-finite loss"))
-    assert "client 3 in round 1: non-finite loss" in seen(status)
+    assert "failed in round 1: 3 (non-finite loss)" in seen(status)
     failed = [{"client": 3, "why": "non-finite loss"}, {"client": 4, "why": "no answer"}]
     status.end(line(1, 1.0, left_out=failed))
     assert "failed: 3 (non-finite loss), 4 (no answer)" in status.line()
     status.end(line(2, 1.0, left_out=failed[:1]))
     assert "4 (no answer)" not in status.line()
-    text = seen(status)
-    assert "client 3 in round 2 and 1 before: non-finite loss" in text
-    assert text.count("failed") == 2
+    assert "failed in round 2: 3 (non-finite loss)\n" in seen(status).replace(" " * 2, "")
 
 
 def test_many_failures_are_counted() -> None:
@@ -140,22 +139,20 @@ def test_many_failures_are_counted() -> None:
     status.end(line(1, 1.0, left_out=[{"client": i, "why": "no answer"} for i in range(50)]))
     assert "47 more" in status.line()
     assert len(status.line()) < 200
-    assert "and 47 more" in seen(status)
+    assert "47 more" in seen(status)
 
 
 # ---- the round under way
 
 
 def test_clients_are_counted_as_they_answer() -> None:
-    clock = Clock()
-    status = Status("x", 4, clock=clock)
+    status = Status("x", 4)
     status.begin(1, [0, 1, 2])
     assert "training: 0 of 3 clients" in seen(status)
     for client in (0, 1):
         status.on_notice(answers("train", client, 3))
-    clock.now = 5.0
     status.on_notice(answers("train", 0, 3, 5.0))
-    assert "training: 1 of 3 clients, waiting for client 1 for 0:05" in seen(status)
+    assert "training: 1 of 3 clients" in seen(status)
     for client in (1, 2):
         status.on_notice(answers("train", client, 3, 5.0))
     status.on_notice(answers("evaluate", 7, 20))

@@ -17,8 +17,8 @@ from test_progress import line
 from limits import HANG
 from promptfed import UserError, files
 from promptfed.runs import config as C
+from promptfed.runs.progress import Followed, watch
 from promptfed.runs.record import Folder, at_work
-from promptfed.runs.watch import Followed, watch
 
 
 def folder(path: Path, rounds: int = 4) -> Path:
@@ -118,8 +118,7 @@ def test_a_comparison_goes_on_from_run_to_run(tmp_path: Path) -> None:
     found = said(tmp_path)
     other.join()
     assert [text.split()[0] for text in found[:-3]] == ["a", "a", "a", "a", "b", "c"]
-    told = "stopped: b after round 1 of 4, c after round 1 of 4; a comparison goes on with the command that made it"
-    assert found[-3] == f"{told}, single runs with:"
+    assert found[-3] == "stopped: b after round 1 of 4, c after round 1 of 4; go on with:"
     assert [text.strip() for text in found[-2:]] == [f"promptfed run --resume --out {tmp_path / run}" for run in "bc"]
 
 

@@ -26,7 +26,7 @@ from ..report import images as pictures
 from ..report.style import GREEN, VERMILION
 from ..training import CHUNK
 from ..tuning import Tuning
-from .base import Found, Options
+from . import Found, Options
 from .opened import Opened
 
 IMAGES = 6
@@ -98,85 +98,70 @@ def grad_cam(score: Tensor, layer: Tensor) -> np.ndarray:
 
 
 def attention(opened: Opened, options: Options) -> Found:
-    client = opened.chosen(options, "test", 1)[0]
-    model, tuning = opened.model, opened.method.tuning
-    site, data = opened.federation.sites[client], opened.federation.dataset
-    index = different(data.labels, site.test, min(options.images or IMAGES, CHUNK))
-    work, params = opened.own(client)
-    samples = opened.samples(data.images[index])
-    bare = opened.bare(work, params)
+    method = opened.config.method.name
     if opened.mixes:
-        raise UserError(
-            f'attention: "{opened.config.method.name}" mixes several models, each with attention of its own'
-        )
+        raise UserError(f'attention: "{method}" mixes several models, each with attention of its own')
+    client = opened.chosen(options, "test", 1)[0]
+    work, params = opened.own(client)
+    bare = opened.bare(work, params)
     if bare is None:
-        raise UserError(f'attention: no prompt enters the images under "{opened.config.method.name}"')
-    labels = torch.from_numpy(data.labels[index]).to(samples.y.device)
-    batch, ctx = next(opened.batches(work, samples))
-    with_, without = (look(t, model, params, batch._replace(y=labels), ctx) for t in (tuning, bare))
-    kind = "attention" if transformer(model) else "Grad-CAM"
+        raise UserError(f'attention: no prompt enters the images under "{method}"')
+    data = opened.federation.dataset
+    index = different(data.labels, opened.federation.sites[client].test, min(options.images or IMAGES, CHUNK))
+    batch, ctx = next(opened.batches(work, opened.samples(data.images[index])))
+    batch = batch._replace(y=torch.from_numpy(data.labels[index]).to(batch.y.device))
+    without, with_ = (look(t, opened.model, params, batch, ctx) for t in (bare, opened.method.tuning))
     rows = [
         {
             "client": client,
-            "image": int(i),
-            "label": data.classes[data.labels[i]],
+            "image": int(index[n]),
+            "label": data.classes[data.labels[index[n]]],
             "predicted_without": data.classes[without.probabilities[n].argmax()],
             "predicted_with": data.classes[with_.probabilities[n].argmax()],
             "attention_to_prompt": float(with_.prompt[n]),
             "row": y,
             "column": x,
             "without": float(without.maps[n, y, x]),
-            "with": float(with_.maps[n, y, x]),
+            "with": float(value),
         }
-        for n, i in enumerate(index)
-        for y in range(with_.maps.shape[1])
-        for x in range(with_.maps.shape[2])
+        for (n, y, x), value in np.ndenumerate(with_.maps)
     ]
-    where = "the last layer's attention" if kind == "attention" else "Grad-CAM of the last convolution"
-    title = f"What client {client} attends to, without and with the prompt"
+    where = "the last layer's attention" if transformer(opened.model) else "Grad-CAM of the last convolution"
     text = f"{where[0].upper()}{where[1:]} on test images of client {client}. Each map is scaled to its own maximum."
     if with_.prompt.any():
         text += f" With the prompt, {100 * with_.prompt.mean():.0f} % of the attention goes to prompt tokens."
-    figure = draw(f"{opened.title}\n{where}, client {client}", data.classes, data.images[index], labels, without, with_)
-    return Found(figure, rows, title, text)
+    figure = draw(data.classes, data.images[index], data.labels[index], without, with_)
+    pictures.title(figure, f"{opened.title}\n{where}, client {client}")
+    return Found(figure, rows, f"What client {client} attends to, without and with the prompt", text)
 
 
 def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
     """Some of these samples, of as many classes as possible: the first of each class, then the second..."""
-    seen: dict[int, int] = {}
-    turns = []
-    for label in labels[index].tolist():
-        seen[label] = seen.get(label, 0) + 1
-        turns.append(seen[label])
-    return np.asarray(index[np.lexsort((labels[index], turns))][:count])
+    own = labels[index]
+    turns = [np.count_nonzero(own[:i] == label) for i, label in enumerate(own)]
+    return np.asarray(index[np.lexsort((own, turns))][:count])
 
 
-def draw(
-    title: str, classes: tuple[str, ...], images: np.ndarray, labels: Tensor, without: Looks, with_: Looks
-) -> Figure:
+def draw(classes: tuple[str, ...], images: np.ndarray, labels: np.ndarray, without: Looks, with_: Looks) -> Figure:
     """Two images per row: each as it is, with the attention without the prompt, and with it."""
-    halves = 2 if len(images) > 1 else 1
-    lines = -(-len(images) // halves)
+    lines = -(-len(images) // 2)
     figure = pictures.blank(0.85 + lines * (0.22 + 1.18 * images.shape[2] / images.shape[3]), gap=0.01)
-    ratios = [1, 1, 1, 0.15, 1, 1, 1][: 3 if halves == 1 else 7]
-    grid = figure.subplots(lines, len(ratios), squeeze=False, width_ratios=ratios)
+    grid = figure.subplots(lines, 7, squeeze=False, width_ratios=[1, 1, 1, 0.15, 1, 1, 1])
     for axes in grid.ravel():
         axes.axis("off")
-    for n, image in enumerate(images):
-        at = grid[n // halves, 4 * (n % halves) :]
+    for n, (image, label) in enumerate(zip(images, labels, strict=True)):
+        at = grid[n // 2, 4 * (n % 2) :]
         shown = np.broadcast_to(image.transpose(1, 2, 0) / 255, (*image.shape[1:], 3))
-        label = int(labels[n])
         at[0].imshow(shown, interpolation="nearest")
         _name(at[0], classes[label], "black")
         for axes, looks in ((at[1], without), (at[2], with_)):
-            best = int(looks.probabilities[n].argmax())
+            best = looks.probabilities[n].argmax()
             _overlay(axes, shown, looks.maps[n])
             share = f"{100 * looks.probabilities[n, best]:.0f} %"
-            _name(axes, f"{_short(classes[best])}: {share}", GREEN if best == label else VERMILION)
-    for start in range(0, len(ratios), 4):
-        for axes, text in zip(grid[-1, start:], ("image", "without prompt", "with prompt"), strict=False):
-            axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
-    pictures.title(figure, title)
+            _name(axes, f"{_short(classes[best], 10)}: {share}", GREEN if best == label else VERMILION)
+    below = grid[-1, [0, 1, 2, 4, 5, 6][: 3 * len(images)]]
+    for axes, text in zip(below, ("image", "without prompt", "with prompt") * 2, strict=False):
+        axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
     return figure
 
 
@@ -186,13 +171,11 @@ def _overlay(axes: Axes, image: np.ndarray, look: np.ndarray) -> None:
     axes.imshow(0.5 + 0.5 * np.broadcast_to(image.mean(2, keepdims=True), image.shape), interpolation="nearest")
     most = look.max() or 1.0
     axes.imshow(look / most, cmap="inferno", alpha=0.65, vmin=0, vmax=1, extent=extent, interpolation="bilinear")
-    axes.set_xlim(-0.5, width - 0.5)
-    axes.set_ylim(height - 0.5, -0.5)
 
 
 def _name(axes: Axes, text: str, colour: str) -> None:
     axes.set_title(pictures.plain(_short(text, 16)), fontsize=8, pad=3, color=colour)
 
 
-def _short(text: str, most: int = 10) -> str:
+def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -10,17 +11,30 @@ import altair as alt
 from ..errors import UserError
 from ..methods import parse
 from ..report import marks, style
+from ..report.gather import SeedRun, gather
 from ..runs.tables import in_percent, spread
 from ..tuning import Full, PrivatePrompt
 from ..tunings.heads import HeadOnly
-from .base import Found, Options
-from .opened import Comparison, One
+from . import Found, Options
 
 # The setting that holds a prompt's size, and its unit; of pixels there are several kinds.
 _SIZES = {"prompt_size": "pixels", "prompt_tokens": "soft tokens", "tokens": "tokens", "context": "context vectors"}
 
 
-def _last(one: One) -> dict[str, Any]:
+def read(folder: Path) -> list[SeedRun]:
+    """All finished runs of a comparison, in the order of its table."""
+    found, table = gather([folder]), folder / "table.json"
+    if any(problem.startswith(str(table)) for problem in found.problems):
+        raise UserError(f'"{table}" is not the table of a comparison; repeat the command that wrote it')
+    return [entry for entry in found.entries if entry.run.result]
+
+
+def _setting(runs: Sequence[SeedRun]) -> str:
+    settings = {one.run.setting for one in runs}
+    return settings.pop() if len(settings) == 1 else runs[0].origin.name
+
+
+def _last(one: SeedRun) -> dict[str, Any]:
     found: dict[str, Any] = one.numbers["metrics"]["aggregated"]["last"]
     return found
 
@@ -28,48 +42,42 @@ def _last(one: One) -> dict[str, Any]:
 # ---- global against worst
 
 
-def scatter(comparison: Comparison, options: Options) -> Found:
+def scatter(runs: Sequence[SeedRun], options: Options) -> Found:
     """SGPT's two goals: each run is a point."""
     rows = [
         {
             "label": one.label,
-            "seed": one.numbers.get("seed", 0),
+            "seed": one.seed,
             "method": one.numbers.get("method", ""),
             "global": _last(one)["global"],
             "worst": _last(one)["local"]["worst"],
             "local": _last(one)["local"]["mean"],
         }
-        for one in comparison.runs
+        for one in runs
     ]
     known = [row for row in rows if row["global"] is not None and row["worst"] is not None]
     if not known:
         raise UserError("scatter: no run has both a global and a worst-client accuracy (see eval.pooled)")
     best = max(known, key=lambda row: row["global"] + row["worst"])
-    left_out = len(rows) - len(known)
     text = (
         f"Accuracy on all clients' test data against the worst client's on its own, of {len(known)} runs. "
         f"Highest sum: {best['label']} (global {100 * best['global']:.1f} %, worst {100 * best['worst']:.1f} %)."
     )
-    if left_out:
-        text += f" {left_out} without global accuracy left out."
-    return Found(_scatter(comparison, known), rows, "Global against worst-client accuracy", text)
-
-
-def _scatter(comparison: Comparison, rows: list[dict[str, Any]]) -> style.Chart:
-    looks = style.looks(dict.fromkeys(row["label"] for row in rows))
-    points = [{"label": row["label"], "x": 100 * row["global"], "y": 100 * row["worst"]} for row in rows]
+    if len(known) < len(rows):
+        text += f" {len(rows) - len(known)} without global accuracy left out."
+    looks = style.looks(dict.fromkeys(row["label"] for row in known))
+    points = [{"label": row["label"], "x": 100 * row["global"], "y": 100 * row["worst"]} for row in known]
     base = marks.data(points).encode(*marks.by_label(looks, alt.Color, alt.Shape))
-    x: dict[str, Any] = {
-        "title": "global accuracy: all clients' test data (%)",
-        "scale": _around([point["x"] for point in points]),
-        "axis": alt.Axis(grid=True),
-    }
-    y: dict[str, Any] = {"title": "worst client's accuracy (%)", "scale": _around([point["y"] for point in points])}
-    mean = base.mark_point(filled=True, size=150, opacity=1).encode(alt.X("mean(x):Q", **x), alt.Y("mean(y):Q", **y))
-    several = len(rows) > len(looks)
-    each = base.mark_point(filled=True, size=25, opacity=0.5).encode(alt.X("x:Q", **x), alt.Y("y:Q", **y))
-    chart = alt.layer(*([each] if several else []), mean).properties(height=330)
-    return style.titled(chart, comparison.setting, "small: runs; large: mean over seeds" if several else "")
+    across, up = (_around([point[axis] for point in points]) for axis in "xy")
+    x: dict[str, Any] = {"title": "global accuracy: all clients' test data (%)", "scale": across}
+    x["axis"] = alt.Axis(grid=True)
+    y: dict[str, Any] = {"title": "worst client's accuracy (%)", "scale": up}
+    layers = [base.mark_point(filled=True, size=25, opacity=0.5).encode(alt.X("x:Q", **x), alt.Y("y:Q", **y))]
+    large = base.mark_point(filled=True, size=150, opacity=1)
+    layers.append(large.encode(alt.X("mean(x):Q", **x), alt.Y("mean(y):Q", **y)))
+    both = alt.layer(*layers).properties(height=330)
+    chart = style.titled(both, _setting(runs), "small: runs; large: mean over seeds")
+    return Found(chart, rows, "Global against worst-client accuracy", text)
 
 
 def _around(accuracies: Sequence[float]) -> alt.Scale:
@@ -82,34 +90,27 @@ def _around(accuracies: Sequence[float]) -> alt.Scale:
 # ---- kind and size of prompts
 
 
-def sweep(comparison: Comparison, options: Options) -> Found:
+def sweep(runs: Sequence[SeedRun], options: Options) -> Found:
     """pFedPT, Fig. 8."""
-    settings = [one.run.settings["method"] for one in comparison.runs]
-    methods = {one["name"] for one in settings if not _SIZES.keys().isdisjoint(one)}
+    settings = [one.run.settings["method"] for one in runs]
+    several = len({one["name"] for one in settings if not _SIZES.keys().isdisjoint(one)}) > 1
     rows = []
-    for one in comparison.runs:
-        kind, unit, size = prompt(one.run.settings["method"], several=len(methods) > 1)
-        rows.append(
-            {
-                "label": one.label,
-                "seed": one.numbers.get("seed", 0),
-                "kind": kind,
-                "unit": unit,
-                "size": size,
-                "local": _last(one)["local"]["mean"],
-                "global": _last(one)["global"],
-            }
-        )
+    for one, method in zip(runs, settings, strict=True):
+        kind, unit, size = prompt(method, several)
+        row = {"label": one.label, "seed": one.seed, "kind": kind, "unit": unit, "size": size}
+        rows.append({**row, "local": _last(one)["local"]["mean"], "global": _last(one)["global"]})
     kinds = {row["kind"]: row["unit"] for row in rows if len({r["size"] for r in rows if r["kind"] == row["kind"]}) > 1}
     if not kinds:
         raise UserError("sweep: no prompt of the comparison was run at two sizes")
     best = {kind: max(points(rows, kind), key=lambda point: point[1]) for kind in kinds}
     words = [f"{kind} {mean:.1f} % at {size:g}" for kind, (size, mean, _) in best.items()]
     text = f"Local accuracy after the last round, mean over clients and seeds. Best: {'; '.join(words)}."
-    return Found(_sweep(comparison, rows, kinds), rows, "Accuracy over the size of the prompt", text)
+    seeds = len({row["seed"] for row in rows})
+    chart = style.titled(_sweep(rows, kinds), _setting(runs), f"bars: ± std over {seeds} seeds" if seeds > 1 else "")
+    return Found(chart, rows, "Accuracy over the size of the prompt", text)
 
 
-def prompt(settings: dict[str, Any], several: bool = False) -> tuple[str, str | None, int | None]:
+def prompt(settings: dict[str, Any], several: bool) -> tuple[str, str | None, int | None]:
     """The kind of a method's prompt, the unit of its size and the size, where that is a setting; otherwise its name.
     With `several` methods the kind begins with the method's name."""
     size = next((key for key in _SIZES if key in settings), None)
@@ -134,18 +135,13 @@ def points(rows: list[dict[str, Any]], kind: str) -> list[tuple[int, float, floa
     return [(s, *spread(in_percent(r["local"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
 
 
-def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
+def _sweep(rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
     """A panel for each unit, as sizes in different ones cannot be compared; with the methods that have no prompt."""
-    units = list(dict.fromkeys(kinds.values()))
     none = [name for name in dict.fromkeys(row["kind"] for row in rows if row["size"] is None) if unprompted(name)]
     looks = style.looks([*kinds, *(f"{name} (no prompt)" for name in none)])
-    levels = [
-        {
-            "label": f"{name} (no prompt)",
-            "mean": spread(in_percent(row["local"]) for row in rows if row["kind"] == name)[0],
-        }
-        for name in none
-    ]
+    colour, shape, dash = marks.by_label(looks, alt.Color, alt.Shape, alt.StrokeDash)
+    levels = [{"label": f"{name} (no prompt)", "mean": points(rows, name)[0][1]} for name in none]
+    units = list(dict.fromkeys(kinds.values()))
     panels = []
     for unit in units:
         here: list[dict[str, Any]] = [
@@ -154,12 +150,10 @@ def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, 
             if kinds[kind] == unit
             for size, mean, std in points(rows, kind)
         ]
-        sizes = sorted({row["size"] for row in here})
-        axis = alt.Axis(values=sizes) if len(sizes) <= 12 else alt.Axis()
-        x = alt.X("size:Q", title=f"size of the prompt ({unit})", axis=axis, scale=alt.Scale(zero=False, padding=12))
+        axis, scale = alt.Axis(tickMinStep=1), alt.Scale(zero=False, padding=12)
+        x = alt.X("size:Q", title=f"size of the prompt ({unit})", axis=axis, scale=scale)
         title = "local test accuracy, mean over clients (%)" if unit == units[0] else None
         up: dict[str, Any] = {"title": title, "scale": marks.NEAR}
-        colour, shape, dash = marks.by_label(looks, alt.Color, alt.Shape, alt.StrokeDash)
         base = marks.data(here).encode(x, colour)
         layers = [
             marks.data(levels).mark_rule(strokeDash=[2, 4], strokeWidth=2).encode(alt.Y("mean:Q", **up), colour),
@@ -168,6 +162,5 @@ def _sweep(comparison: Comparison, rows: list[dict[str, Any]], kinds: dict[str, 
             base.mark_point(filled=True, size=70, opacity=1).encode(alt.Y("mean:Q", **up), shape),
         ]
         panels.append(alt.layer(*layers).properties(width=style.WIDTH / len(units)))
-    seeds = len({row["seed"] for row in rows})
-    chart = alt.hconcat(*panels).resolve_scale(y="shared")
-    return style.titled(chart, comparison.setting, f"bars: ± std over {seeds} seeds" if seeds > 1 else "")
+    chart: style.Chart = alt.hconcat(*panels).resolve_scale(y="shared")
+    return chart

@@ -18,7 +18,7 @@ from ..methods.dp2fl.weights import distance, local_weights
 from ..params import Params
 from ..report import marks, style
 from ..training import context
-from .base import Found, Options
+from . import Found, Options
 from .opened import Opened
 
 MOST = 20
@@ -51,17 +51,10 @@ def helps(opened: Opened, options: Options) -> Found:
         losses[:, i] = [found[str(j)] for j in helped]
         made.append(data_prompt(method, params))
     apart = np.array([[distance(other, begun[client]) for other in made] for client in helped])
+    how = {"alpha": method.alpha, "beta": method.beta, "gamma": method.gamma}
     weights = np.array(
         [
-            local_weights(
-                before[client],
-                losses[k].tolist(),
-                apart[k].tolist(),
-                alpha=method.alpha,
-                beta=method.beta,
-                rule=method.negatives,
-                gamma=method.gamma,
-            )
+            local_weights(before[client], losses[k].tolist(), apart[k].tolist(), rule=method.negatives, **how)
             for k, client in enumerate(helped)
         ]
     )
@@ -85,21 +78,6 @@ def helps(opened: Opened, options: Options) -> Found:
         f"{weights.sum(1).mean():.2f} on average; {sum(row['kind'] == 'positive' for row in rows)} of {len(rows)} "
         f"pairs lower the loss, {sum(row['kind'] == 'discarded' for row in rows)} are discarded."
     )
-    return Found(draw(opened, helped, helpers, weights), rows, "Who helps whom", text)
-
-
-def data_prompt(method: Dp2fl, params: Params) -> Params:
-    return {name: p for name, p in params.items() if method.tuning.role(name) == "data"}
-
-
-def kind(loss: float, before: float, alpha: float) -> str:
-    """How a model with this loss on a client's validation set counts, given the loss before."""
-    if not math.isfinite(before) or not loss < alpha * before:
-        return "discarded"
-    return "positive" if loss < before else "retained"
-
-
-def draw(opened: Opened, helped: list[int], helpers: list[int], weights: np.ndarray) -> style.Chart:
     chart = marks.heat_map(
         weights,
         opened.names(helped),
@@ -112,4 +90,15 @@ def draw(opened: Opened, helped: list[int], helpers: list[int], weights: np.ndar
         most=max(float(weights.max()), 1e-9),
     )
     below = "weights in the clients' data prompts, in the round after the last; white: 0"
-    return style.titled(chart, opened.title, below)
+    return Found(style.titled(chart, opened.title, below), rows, "Who helps whom", text)
+
+
+def data_prompt(method: Dp2fl, params: Params) -> Params:
+    return {name: p for name, p in params.items() if method.tuning.role(name) == "data"}
+
+
+def kind(loss: float, before: float, alpha: float) -> str:
+    """How a model with this loss on a client's validation set counts, given the loss before."""
+    if not math.isfinite(before) or not loss < alpha * before:
+        return "discarded"
+    return "positive" if loss < before else "retained"

@@ -1,13 +1,10 @@
-"""A finished run or a comparison as analyses look at it: clients' models, their features and predictions."""
+"""A finished run as analyses look at it: clients' models, their features and predictions."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +13,18 @@ from torch import Tensor
 from .. import server
 from ..clients.frozen import normalisation
 from ..errors import UserError
-from ..methods import peel
+from ..methods import layers
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
 from ..phases import Batch, Context, Phase
-from ..runs import build, comparison
+from ..report.marks import client_names
+from ..report.numbers import thin
 from ..runs.opened import Run
-from ..training import Samples, Work, chunks, context, train
+from ..training import Samples, Trained, Work, chunks, context, train
 from ..tuning import PrivatePrompt, Tuning, Wrapper
 from ..tunings.heads import scaled
-from .base import Options
+from . import Options
 
 MOST = 10  # clients that are looked at unless some are named
 
@@ -51,20 +49,14 @@ def unprompted(tuning: Tuning) -> Tuning:
 
 
 class Opened(Run):
-    """A finished run as analyses look at it."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         if not self.settings:
             if any(folder.glob("*/config.toml")):
                 raise UserError(f'no run of the comparison in "{folder}" is finished: none has a result.json')
             raise UserError(f'"{folder}" holds neither a run nor a comparison')
-
-    @cached_property
-    def parts(self) -> build.Parts:
         if self.result is None:
-            raise UserError(f'the run in "{self.folder}" is not finished: it has no result.json')
-        return super().parts
+            raise UserError(f'the run in "{folder}" is not finished: it has no result.json')
 
     # ---- clients
 
@@ -85,12 +77,12 @@ class Opened(Run):
                 raise UserError(f"--client = {client} must be {known}")
         if not able:
             raise UserError(f"no client has a model and {words}")
-        return list(options.clients) or some(able, most)
+        return list(options.clients) or thin(able, most)
 
     def own(self, client: int) -> tuple[Work, Params]:
         """The client, and the parameters of its evaluation: adapted, where the method adapts."""
         work = self.work(client)
-        return work, self._trained(work, self.method.adapt()).params if self.method.adapt() else work.params
+        return work, self._trained(work, self.method.adapt()).params
 
     def after_local(self, client: int) -> tuple[Work, Params]:
         """The client, and its parameters after one more round of local training, which is sent to nobody."""
@@ -100,7 +92,7 @@ class Opened(Run):
         with torch.no_grad():
             return work, self.method.finish(done.params, ctx)
 
-    def _trained(self, work: Work, phases: Sequence[Phase]) -> Any:
+    def _trained(self, work: Work, phases: Sequence[Phase]) -> Trained:
         return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
 
     # ---- predictions
@@ -124,12 +116,18 @@ class Opened(Run):
 
     def features(self, work: Work, params: Params, samples: Samples, tuning: Tuning | None = None) -> np.ndarray:
         """(n, d)"""
-        tuning = tuning or self.method.tuning
         if self.mixes:
             raise UserError(f'"{self.config.method.name}" mixes several models, each with features of its own')
+        return self._outputs((tuning or self.method.tuning).features, work, params, samples).cpu().numpy()
+
+    def probabilities(self, work: Work, params: Params, samples: Samples, tuning: Tuning | None = None) -> np.ndarray:
+        """(n, classes)"""
+        logits = self._outputs((tuning or self.method.tuning).logits, work, params, samples)
+        return logits.softmax(1).double().cpu().numpy()
+
+    def _outputs(self, of: Callable[..., Tensor], work: Work, params: Params, samples: Samples) -> Tensor:
         with torch.no_grad():
-            found = [tuning.features(self.model, params, batch, ctx) for batch, ctx in self.batches(work, samples)]
-        return torch.cat(found).cpu().numpy()
+            return torch.cat([of(self.model, params, batch, ctx) for batch, ctx in self.batches(work, samples)])
 
     def bare(self, work: Work, params: Params) -> Tuning | None:
         """The client's tuning without prompts; None where none enters the images."""
@@ -142,86 +140,7 @@ class Opened(Run):
     @property
     def mixes(self) -> bool:
         """Whether predictions come from several models at once."""
-        return any(isinstance(layer, Mixture) for layer in peel(self.method.tuning)[0])
-
-    def probabilities(self, work: Work, params: Params, samples: Samples, tuning: Tuning | None = None) -> np.ndarray:
-        """(n, classes)"""
-        tuning = tuning or self.method.tuning
-        with torch.no_grad():
-            found = [tuning.logits(self.model, params, batch, ctx) for batch, ctx in self.batches(work, samples)]
-        return torch.cat(found).softmax(1).double().cpu().numpy()
-
-    def label_shares(self) -> np.ndarray:
-        """Each client's label distribution in training, (clients, classes); zero where there is nothing."""
-        counts = self.federation.label_counts("train")
-        return np.asarray(counts / counts.sum(1, keepdims=True).clip(1))
+        return any(isinstance(layer, Mixture) for layer in layers(self.method.tuning))
 
     def names(self, clients: Sequence[int]) -> list[str]:
-        """Their names, or numbers where they have no names of their own."""
-        names = [self.name(client) for client in clients]
-        if all(name == f"client-{client}" for name, client in zip(names, clients, strict=True)):
-            return [str(client) for client in clients]
-        return [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
-
-
-def some(clients: Sequence[int], most: int) -> list[int]:
-    """At most so many, from first to last."""
-    at = np.linspace(0, len(clients) - 1, min(most, len(clients))).round().astype(int)
-    return [clients[i] for i in at]
-
-
-def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of the rows of a (n, d) with those of b (m, d): (n, m). Zero with a row of zeros."""
-    return np.asarray(_unit(a) @ _unit(b).T)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    norm = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(norm > 0, norm, 1))
-
-
-# ---- comparisons
-
-
-@dataclass(frozen=True)
-class One:
-    """A finished run of a comparison."""
-
-    label: str
-    run: Run
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        return self.run.result or {}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    folder: Path
-    runs: list[One]
-
-    @classmethod
-    def read(cls, folder: Path) -> Comparison:
-        """All finished runs below the folder, by their labels in its table."""
-        file = folder / "table.json"
-        try:
-            rows = json.loads(file.read_text()) if file.exists() else []
-            labels = {comparison.Row(row["label"], {}, ()).slug: row["label"] for row in rows}
-        except (ValueError, TypeError, KeyError):
-            raise UserError(f'"{file}" is not the table of a comparison; repeat the command that wrote it') from None
-        order = list(labels)
-        found = []
-        for result in sorted(folder.glob("*/result.json")):
-            slug = result.parent.name.rsplit("-seed", 1)[0]
-            label = labels.get(slug, slug)
-            found.append(One(label, Run(result.parent)))
-        places = {labels[slug]: i for i, slug in enumerate(order)}
-        return cls(folder, sorted(found, key=lambda one: places.get(one.label, len(places))))
-
-    @property
-    def setting(self) -> str:
-        settings = list(dict.fromkeys(one.run.setting for one in self.runs))
-        return settings[0] if len(settings) == 1 else self.folder.name
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return client_names([self.name(client) for client in clients], clients)

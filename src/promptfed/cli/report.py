@@ -28,14 +28,11 @@ def analyse(
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="how many: shown, of pure colours, or of each class")
     ] = None,
-    other: Annotated[
-        Path | None, typer.Option("--other", help="a second run on the same partition, to compare groups with")
-    ] = None,
 ) -> None:
     """Make pictures, tables and captions of what a finished run, or a comparison, has learnt."""
     with interrupts.at_once():
         from ..analysis import opened  # noqa: F401 - with torch, which is slow to import
-    made = make(run, names or (), out, Options(_numbers(run, client or []), images, other))
+    made = make(run, names or (), out, Options(_numbers(run, client or []), images))
     for name, files in made.files.items():
         console.print(f"{name}: {', '.join(str(file) for file in files)}", soft_wrap=True)
     for name, why in made.left_out.items():

@@ -14,11 +14,11 @@ from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
-    from ..runs import api, build, comparison, dryrun
+    from ..runs import api, build, comparison, dryrun, progress
     from . import view
 else:
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
-    privacy, view = map(lazy.Module, ("privacy", "cli.view"))
+    privacy, progress, view = map(lazy.Module, ("privacy", "runs.progress", "cli.view"))
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
 DryRun = Annotated[
@@ -43,7 +43,7 @@ def run(
         return
     with (
         interruptible(f"promptfed run --resume --out {folder}"),
-        view.Live(console, config.method.name, config.rounds, config.eval.every) as live,
+        progress.Live(console, config.method.name, config.rounds, config.eval.every) as live,
     ):
         result = api.execute(plan, view=live)
     console.print(view.outcome(result.numbers))
@@ -83,9 +83,9 @@ def compare(
         console.print(dryrun.table(each))
         return
 
-    def live(number: int, job: comparison.Job) -> view.Live:
+    def live(number: int, job: comparison.Job) -> progress.Live:
         label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
-        return view.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
+        return progress.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
 
     with interruptible(" ".join(["promptfed compare", *sys.argv[2:]])):
         outcome = comparison.execute(plan, live)
@@ -110,10 +110,8 @@ def watch(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run or of a comparison")],
 ) -> None:
     """Follow a run or a comparison of another process until it ends."""
-    with interrupts.at_once():
-        from ..runs.watch import watch as follow
     try:
-        follow(folder, console)
+        progress.watch(folder, console)
     except KeyboardInterrupt:  # the run itself goes on
         raise typer.Exit(interrupts.CODE) from None
 

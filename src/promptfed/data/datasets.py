@@ -135,9 +135,7 @@ class DatasetConfig(BaseModel):
         description="Images become size x size pixels; none: a pre-trained backbone's own size, otherwise the "
         "catalogue's, otherwise their own if all are equal.",
     )
-    channels: Literal[1, 3] | None = Field(
-        None, description="1 for grey, 3 for colour; none: the catalogue's choice, otherwise 3."
-    )
+    channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour; none: 3.")
     splits: Literal["all", "train", "val", "test"] = Field(
         "all",
         description="Which splits of the source are pooled before clients get their own train, validation and test.",
@@ -164,7 +162,7 @@ def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
     `published`: how the images of a pre-trained backbone are resized. Its size is the default of `dataset.size`.
     """
     entry = CATALOGUE.get(config.name)
-    channels = config.channels or (entry.channels if entry else 3)
+    channels = config.channels or 3
     resize = _resize(config, entry, published)
     mean = _per_channel("mean", config.mean or (entry.mean if entry else None), channels)
     std = _per_channel("std", config.std or (entry.std if entry else None), channels)

@@ -102,7 +102,7 @@ def fingerprint(
 ) -> dict[str, str]:
     """What must be the same at every node and at the server, since it is never sent."""
     scale = [v.flatten().tolist() for v in normalisation(model, dataset, torch.device("cpu"))]
-    kind, layers = type(method), [type(layer).__qualname__ for layer in methods.everything(method.tuning)]
+    kind, layers = type(method), [type(layer).__qualname__ for layer in methods.layers(method.tuning)]
     parts: dict[str, Any] = {
         "backbone": [model.name, digest_of(model.weights)],
         "preprocessing": [list(dataset.images.shape[1:]), scale, asdict(model.resize)],

@@ -12,12 +12,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..method import Method
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context
+from .. import Batch, Context, Method, Model, Params, Tuning
 from ..seeding import torch_rng
-from ..tuning import Tuning, as_clip
+from ..tuning import as_clip
 from ..tunings.pixels import Pixels
 from ..tunings.text import TextContext
 from .moon import contrast
@@ -27,7 +24,8 @@ class Twin(Pixels, TextContext):
     """p(y = c | x) = softmax over c of sim(text feature of c, image feature of x + v) / temperature (Eq. 2)."""
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "prompt.": "body"}
-    about: ClassVar[str] = "text context + pixel prompt"
+    about = "text context + pixel prompt"
+    uncached = "a prompt changes what enters the model"
 
     prompt_size: int = Field(30, ge=1, description="width of the frame or side of the patch, in pixels (p)")
 
@@ -42,9 +40,6 @@ class Twin(Pixels, TextContext):
     def frozen_name(self, model: Model) -> str:
         return ""
 
-    def why_not_cached(self, model: Model) -> str:
-        return "a prompt changes what enters the model"
-
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return model.features(model.weights, batch.x + self.canvas(model, params, batch.noise))
 
@@ -52,8 +47,8 @@ class Twin(Pixels, TextContext):
 class Tpfl(Method):
     """Both prompts are trained by cross-entropy and averaged by numbers of samples (Eq. 3)."""
 
-    paper: ClassVar[str] = "Zhao et al., UbiComp/ISWC Adjunct 2023"
-    tuned: ClassVar[type[Tuning]] = Twin
+    paper = "Zhao et al., UbiComp/ISWC Adjunct 2023"
+    tuned = Twin
 
     tuning: Tuning = Field(default_factory=Twin, description="what is trained")
     batch_size: int = Field(32, ge=1, description="samples per step")
@@ -66,7 +61,7 @@ class Atpfl(Tpfl):
     """TPFL with both features drawn to those of the received prompts and away from those of the client's previous ones
     (Eq. 4-5). In a client's first round the previous prompts are the received ones."""
 
-    memory: ClassVar[tuple[str, ...]] = ("body",)
+    memory = ("body",)
 
     mu: float = Field(1.0, ge=0, description="weight of the contrastive terms")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive terms")

@@ -3,18 +3,15 @@
 Oh et al., "FedBABU: Towards Enhanced Representation for Federated Image Classification" (ICLR 2022), Algorithm 1.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from ..method import Method
-from ..phases import Phase
+from .. import Method, Phase
 
 
 class FedBabu(Method):
-    paper: ClassVar[str] = "Oh et al., ICLR 2022"
-    private: ClassVar[tuple[str, ...]] = ("head",)
-    needs: ClassVar[tuple[str, ...]] = ("body", "head")
+    paper = "Oh et al., ICLR 2022"
+    private = ("head",)
+    needs = ("body", "head")
 
     finetune_steps: int = Field(1, ge=0, description="steps on body and head before evaluation, if no finetune_epochs")
 

@@ -12,12 +12,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import Batch, Context, Method, Model, Params, UserError
 from .. import params as P
-from ..errors import UserError
-from ..method import Method
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context
 from ..seeding import torch_rng
 from ..tuning import Wrapper
 
@@ -28,7 +24,7 @@ class Mixture(Wrapper):
     """Several copies of what is tuned, and their weights (pi)."""
 
     roles: ClassVar[dict[str, str]] = {"mixture": "mixture"}
-    about: ClassVar[str] = "mixture"
+    about = "mixture"
 
     components: int = Field(3, ge=1, description="number of distributions in the mixture (M)")
 
@@ -86,9 +82,9 @@ class Mixture(Wrapper):
 
 
 class FedEm(Method):
-    paper: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
-    private: ClassVar[tuple[str, ...]] = ("mixture",)
-    wrapper: ClassVar[type[Wrapper] | None] = Mixture
+    paper = "Marfoq et al., NeurIPS 2021"
+    private = ("mixture",)
+    wrapper = Mixture
 
     def roles(self) -> tuple[str, ...]:
         return tuple(role for role in super().roles() if role != "mixture")  # pi is counted, not trained by descent

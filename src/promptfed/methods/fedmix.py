@@ -7,20 +7,16 @@ O(lambda^2), which the equation leaves out anyway.
 Means of private images and labels are sent to the server, and from there to all clients.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .. import Batch, Context, Method, Model, Params, State, UserError
 from .. import params as P
-from ..errors import UserError
-from ..method import ONCE, Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context, Holdings
+from ..method import ONCE
+from ..phases import Holdings
 
 _X, _Y = "mean.x", "mean.y"  # (means, C, H, W) normalised, (means, classes)
 
@@ -29,7 +25,7 @@ class FedMix(Method):
     """The mean of a client with a single image would be that image: it sends none, and still receives the others'.
     A newcomer's means are added to the others, and all of them are sent again."""
 
-    paper: ClassVar[str] = "Yoon et al., ICLR 2021"
+    paper = "Yoon et al., ICLR 2021"
 
     mix: float = Field(0.05, gt=0, lt=1, description="weight of the means in the mixture (lambda)")
     mean_size: int = Field(0, ge=0, description="least number of images per mean (M_k); 0: all images of a client")

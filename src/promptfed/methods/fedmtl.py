@@ -5,22 +5,17 @@ Omega = (I - 11^T/m)^2, for which tr(W Omega W^T) = sum_t |w_t - mean|^2. Their 
 only; here the client's sub-problem is descended in the primal, for as many sample visits as they take iterations.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 from torch import Tensor
 
+from .. import Batch, Context, Method, Model, Params, Phase, State, Update
 from .. import params as P
-from ..method import Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context, Phase, Update
 from ..tunings.heads import SCALE
 
 
 class FedMtl(Method):
-    paper: ClassVar[str] = "Smith et al., NeurIPS 2017"
-    own_down: ClassVar[bool] = True
+    paper = "Smith et al., NeurIPS 2017"
+    own_down = True
 
     iterations: int = Field(4000, ge=1, description="sample visits spent on the sub-problem each round")
     relation: float = Field(1e-3, ge=0, description="weight of the distance to the mean of all clients (lambda_1)")
@@ -42,7 +37,12 @@ class FedMtl(Method):
     def down(self, state: State, client: int) -> Params:
         """Its own model (before it has one: the mean, which minimises the relation) and the mean."""
         mean = P.under(state, "mean")
-        return {**mean, **P.under(state, f"task.{client}"), **P.nested("mean", mean), **P.pick(state, [f"{SCALE}.*"])}
+        return {
+            **mean,
+            **P.under(state, f"task.{client}"),
+            **P.nested("mean", mean),
+            **P.nested(SCALE, P.under(state, SCALE)),
+        }
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         tasks = P.groups(P.under(state, "task")) | {str(u.client): u.up for u in updates}

@@ -3,12 +3,10 @@
 Arivazhagan et al., "Federated Learning with Personalization Layers" (2019).
 """
 
-from typing import ClassVar
-
-from ..method import Method
+from .. import Method
 
 
 class FedPer(Method):
-    paper: ClassVar[str] = "Arivazhagan et al., 2019"
-    private: ClassVar[tuple[str, ...]] = ("head",)
-    needs: ClassVar[tuple[str, ...]] = ("body", "head")
+    paper = "Arivazhagan et al., 2019"
+    private = ("head",)
+    needs = ("body", "head")

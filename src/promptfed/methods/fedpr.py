@@ -18,11 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..errors import UserError
-from ..method import Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context, Update
+from .. import Batch, Context, Method, Model, Params, State, Update, UserError
 
 _LEARNT = "learnt"  # 0 until prompts have been aggregated, then 1
 
@@ -30,8 +26,8 @@ _LEARNT = "learnt"  # 0 until prompts have been aggregated, then 1
 class FedPr(Method):
     """The prompt in use is P + (params - P) V2 V2^T: params collect the steps as the optimiser makes them."""
 
-    paper: ClassVar[str] = "Feng et al., CVPR 2023"
-    needs: ClassVar[tuple[str, ...]] = ("body",)
+    paper = "Feng et al., CVPR 2023"
+    needs = ("body",)
     takes: ClassVar[str] = "prompts (+vpt, +vpt-d or +promptfl)"
 
     ratio: float = Field(0.8, gt=0, le=1, description="share of directions that count as the null space")

@@ -3,19 +3,15 @@
 Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 from torch import Tensor
 
-from ..method import Method
-from ..models import Model
-from ..params import Params, sqdist
-from ..phases import Batch, Context
+from .. import Batch, Context, Method, Model, Params
+from ..params import sqdist
 
 
 class FedProx(Method):
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
+    paper = "Li et al., MLSys 2020"
 
     mu: float = Field(1e-4, ge=0, description="weight of the proximal term")
 

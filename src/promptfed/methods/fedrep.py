@@ -3,18 +3,15 @@
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning" (ICML 2021), Algorithm 1.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from ..method import Method
-from ..phases import Phase
+from .. import Method, Phase
 
 
 class FedRep(Method):
-    paper: ClassVar[str] = "Collins et al., ICML 2021"
-    private: ClassVar[tuple[str, ...]] = ("head",)
-    needs: ClassVar[tuple[str, ...]] = ("body", "head")
+    paper = "Collins et al., ICML 2021"
+    private = ("head",)
+    needs = ("body", "head")
 
     head_epochs: int = Field(5, ge=0, description="epochs on the head, with the body frozen")
     head_lr: float = Field(0.01, gt=0, description="learning rate of the head")

@@ -11,11 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UserError
-from ..method import Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context
+from .. import Batch, Context, Method, Model, Params, State, UserError
 from ..tuning import Wrapper
 
 # Replaces a class count of 0: log 0 would make the loss of padding, whose label may be of such a class, infinite. The
@@ -27,7 +23,7 @@ class TwoHeads(Wrapper):
     """A second linear head on the same features. It starts at zero, and predictions are the sum of both."""
 
     roles: ClassVar[dict[str, str]] = {"own.": "own"}
-    about: ClassVar[str] = "second head"
+    about = "second head"
 
     def check(self, model: Model) -> None:
         super().check(model)
@@ -48,10 +44,10 @@ class TwoHeads(Wrapper):
 
 
 class FedRod(Method):
-    paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
-    private: ClassVar[tuple[str, ...]] = ("own",)
-    needs: ClassVar[tuple[str, ...]] = ("head",)
-    wrapper: ClassVar[type[Wrapper] | None] = TwoHeads
+    paper = "Chen & Chao, ICLR 2022"
+    private = ("own",)
+    needs = ("head",)
+    wrapper = TwoHeads
 
     gamma: float = Field(1.0, ge=0, description="power of the class counts in the balanced softmax")
 

@@ -1,13 +1,11 @@
 """Local: every client trains alone, and nothing travels."""
 
-from typing import ClassVar
-
-from ..method import Method
+from .. import Method
 
 
 class Local(Method):
-    paper: ClassVar[str] = "the usual lower bound"
-    private: ClassVar[tuple[str, ...]] = ("body", "head")
+    paper = "the usual lower bound"
+    private = ("body", "head")
 
     def stays(self, name: str) -> bool:
         return True

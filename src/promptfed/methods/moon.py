@@ -3,23 +3,17 @@
 Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. The features are what the head sees.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UserError
-from ..method import Method
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context
+from .. import Batch, Context, Method, Model, Params, UserError
 
 
 class Moon(Method):
-    paper: ClassVar[str] = "Li et al., CVPR 2021"
-    memory: ClassVar[tuple[str, ...]] = ("body",)
+    paper = "Li et al., CVPR 2021"
+    memory = ("body",)
 
     mu: float = Field(1.0, ge=0, description="weight of the contrastive term")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")

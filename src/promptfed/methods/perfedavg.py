@@ -4,20 +4,17 @@ Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A M
 (NeurIPS 2020), Eq. 3-5. Every step takes one half of the batch for the inner step and the other for the outer one.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..method import Method
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context, Optimizer, Phase
+from .. import Batch, Context, Method, Model, Optimizer, Params, Phase
 
 
 class PerFedAvg(Method):
-    paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+    paper = "Fallah et al., NeurIPS 2020"
 
     alpha: float = Field(0.01, gt=0, description="learning rate of the inner step and of the adaptation")
     adapt_steps: int = Field(1, ge=1, description="steps of adaptation before evaluation")

@@ -5,16 +5,12 @@ as in the algorithm; the authors' code weights them by samples.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
+from .. import Batch, Context, Method, Model, Optimizer, Params, Phase, State, Update
 from .. import params as P
-from ..method import Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context, Optimizer, Phase, Update
 
 _PERSONAL = "personal"
 
@@ -22,8 +18,10 @@ _PERSONAL = "personal"
 class PFedMe(Method):
     """`lr` is the rate of the local model w (eta). Each of its steps takes a batch for the whole inner problem."""
 
-    paper: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    paper = "Dinh et al., NeurIPS 2020"
 
+    lr: float = Field(0.005, gt=0, description="local learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     lamda: float = Field(15.0, gt=0, description="how strongly a client's own model is drawn to the global one")
     inner_steps: int = Field(5, ge=1, description="steps towards the client's own model on each batch (K)")
     inner_lr: float = Field(0.09, gt=0, description="learning rate of the client's own model")

@@ -6,19 +6,15 @@ the generator is initialised is not published: docs/methods/pfedpg.md says what 
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from .. import Context, Method, Model, Params, State, Tuning, Update
 from .. import params as P
-from ..method import Method, State
-from ..models import Model
-from ..params import Params
-from ..phases import Context, Update
 from ..seeding import torch_rng
-from ..tuning import Tuning
 from ..tunings.heads import SCALE
 from ..tunings.tokens import Tokens
 
@@ -32,10 +28,10 @@ class Prompts(Tokens):
 class PFedPg(Method):
     """Clients train the prompts they receive and a head of their own; only the change of the prompts is sent."""
 
-    paper: ClassVar[str] = "Yang et al., ICCV 2023"
-    tuned: ClassVar[type[Tuning]] = Prompts
-    private: ClassVar[tuple[str, ...]] = ("head",)
-    own_down: ClassVar[bool] = True
+    paper = "Yang et al., ICCV 2023"
+    tuned = Prompts
+    private = ("head",)
+    own_down = True
 
     tuning: Tuning = Field(default_factory=Prompts, description="what is trained")
     batch_size: int = Field(64, ge=1, description="samples per step")
@@ -88,7 +84,7 @@ class PFedPg(Method):
         return {**state, f"descriptor.{client}": fresh if round == 0 else _mean_descriptor(state, fresh)}
 
     def down(self, state: State, client: int) -> Params:
-        return {**self.generate(state, client), **P.pick(state, [f"{SCALE}.*"])}
+        return {**self.generate(state, client), **P.nested(SCALE, P.under(state, SCALE))}
 
     def generate(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""
@@ -107,8 +103,9 @@ class PFedPg(Method):
             change = P.mean([u.up for u in updates], [u.n for u in updates])
             base = P.under(state, "base")
             return {**state, **P.nested("base", {name: base[name] + p for name, p in change.items()})}
-        names = ["base.*", "generator.*", *(f"descriptor.{u.client}" for u in updates)]
-        learnt = {name: p.clone().requires_grad_() for name, p in P.pick(state, names).items()}
+        theirs = {f"descriptor.{u.client}" for u in updates}
+        learnt = {name: p for name, p in state.items() if name.startswith(("base.", "generator.")) or name in theirs}
+        learnt = {name: p.clone().requires_grad_() for name, p in learnt.items()}
         # d/d(phi) of sum_n <P_n, -delta_n>: the sum of the clients' vector-Jacobian products
         value = torch.zeros(())
         for u in updates:

@@ -17,14 +17,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import Batch, Context, Method, Model, Params, Phase, State, Tuning, Update, UserError
 from .. import params as P
-from ..errors import UserError
-from ..method import Method, State
-from ..models import Model, ViT
-from ..params import Params
-from ..phases import Batch, Context, Phase, Update
+from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import Tuning, as_vit
+from ..tuning import as_vit
 from ..tunings.heads import SCALE, LinearHead, moments, scaled, scaling
 from ..tunings.tokens import uniform
 
@@ -40,9 +37,10 @@ class SharedGroup(LinearHead):
     """
 
     roles: ClassVar[dict[str, str]] = {"shared.": "body", "group.": "group", "keys": "keys", **LinearHead.roles}
-    about: ClassVar[str] = "shared + group prompts, keys, head"
-    backbones: ClassVar[str] = "transformers"
-    images: ClassVar[bool] = True  # only the query is frozen
+    about = "shared + group prompts, keys, head"
+    backbones = "transformers"
+    images = True  # only the query is frozen
+    uncached = "no group is selected, and prompts enter early layers"
 
     groups: int = Field(20, ge=1, description="number of groups (G)")
     shared_layers: tuple[int, ...] = Field((0, 1, 2), description="layers that shared prompts enter, counted from 0")
@@ -108,9 +106,6 @@ class SharedGroup(LinearHead):
             return ""
         layers, norm = self.asked(as_vit(model))
         return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
-
-    def why_not_cached(self, model: Model) -> str:
-        return "no group is selected, and prompts enter early layers"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """The query h(x) (B, width), of the model without prompts."""
@@ -179,8 +174,8 @@ class SharedGroup(LinearHead):
 
 
 class Sgpt(Method):
-    paper: ClassVar[str] = "Deng et al., CVPR 2024"
-    tuned: ClassVar[type[Tuning]] = SharedGroup
+    paper = "Deng et al., CVPR 2024"
+    tuned = SharedGroup
 
     tuning: Tuning = Field(default_factory=SharedGroup, description="what is trained")
     batch_size: int = Field(40, ge=1, description="samples per step")

@@ -4,20 +4,17 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..errors import UserError
-from ..method import Method
-from ..models import CLIP, Model
-from ..params import Params
-from ..phases import Phase
-from ..tuning import OnFeatures, Tuning
+from .. import Method, Model, Params, Phase, Tuning, UserError
+from ..models import CLIP
+from ..tuning import OnFeatures
 
 
 class Nothing(OnFeatures):
     """No parameters: the model as it comes."""
 
     roles: ClassVar[dict[str, str]] = {}
-    about: ClassVar[str] = "nothing"
-    backbones: ClassVar[str] = "CLIP"
+    about = "nothing"
+    backbones = "CLIP"
 
     def check(self, model: Model) -> None:
         if not isinstance(model, CLIP):
@@ -28,8 +25,9 @@ class Nothing(OnFeatures):
 
 
 class ZeroShot(Method):
-    paper: ClassVar[str] = "Radford et al., ICML 2021"
-    tuned: ClassVar[type[Tuning]] = Nothing
+    paper = "Radford et al., ICML 2021"
+    reference = True
+    tuned = Nothing
 
     tuning: Tuning = Field(default_factory=Nothing, description="what is trained")
 

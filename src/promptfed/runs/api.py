@@ -13,6 +13,7 @@ from ..clients import Clients
 from ..data import Federation
 from ..errors import UserError
 from ..method import Method
+from ..methods import why_not_cached
 from . import build, record
 from . import config as C
 from .mini import small_scale
@@ -175,7 +176,7 @@ def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.
         {
             "client": i,
             "name": site.name,
-            "n_train": sizes[i],
+            "n_train": sizes[i] if apart else len(site.train),
             "n_val": told.get(i, {}).get("n_val") if apart else len(site.val),
             "n_test": told.get(i, {}).get("n_test") if apart else len(site.test),
         }
@@ -204,4 +205,4 @@ def _frozen(parts: build.Parts) -> dict[str, str | None]:
     """What was computed once per image; or why nothing was."""
     tuning, model = parts.method.tuning, parts.model
     name = tuning.frozen_name(model)
-    return {"values": name or None, "why_not": None if name else tuning.why_not_cached(model)}
+    return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}

@@ -221,11 +221,8 @@ def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
     entry, published = CATALOGUE.get(given.name), resize(backbone.name)
     if entry:
         classes = tuple(f"class {i}" for i in range(entry.classes))
-        channels, side = (
-            given.channels or entry.channels,
-            given.size or (published.size[0] if published else entry.size),
-        )
-        image = (channels, side, side)
+        side = given.size or (published.size[0] if published else entry.size)
+        image = (given.channels or 3, side, side)
     else:
         data = load(given, published)
         classes, image = data.classes, data.images.shape[1:]

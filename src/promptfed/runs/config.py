@@ -209,6 +209,11 @@ class Config(_Section):
                 f'eval.pooled = "{self.eval.pooled}" needs all clients\' test data; a site of a consortium has '
                 "only its own (allowed: never)"
             )
+        if self.method.method.centralised and (self.consortium or self.engine.name == "flower"):
+            raise UserError(
+                f'method.name = "{self.method.name}": training data would have to leave their sites, which Flower '
+                'connects; engine.name = "local" simulates it'
+            )
         return self
 
     @model_validator(mode="after")

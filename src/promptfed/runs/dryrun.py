@@ -122,10 +122,7 @@ def _imagine(
     else:
         kinds = max(1, entry.domains)
         n = min(entry.images or _GUESS * entry.classes * kinds, given.limit or 1 << 60)
-        channels, side = (
-            given.channels or entry.channels,
-            given.size or (published.size[0] if published else entry.size),
-        )
+        channels, side = given.channels or 3, given.size or (published.size[0] if published else entry.size)
         domain = np.arange(n) // entry.classes % kinds if entry.domains else None
         names = tuple(f"domain {i}" for i in range(entry.domains))
         dataset = Dataset(

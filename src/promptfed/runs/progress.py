@@ -1,126 +1,102 @@
-"""How far a run is: what was heard of it so far, and how that reads in a terminal and on one line."""
+"""How far a run is: of this process by what it is told, or of another process by the files in its folder."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from statistics import fmean, median
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as Screen
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ..clients.base import Notice
+from ..errors import UserError
 from ..server import Line
+from . import config as C
+from . import record
 
 RECENT = 10  # rounds whose times are expected of those to come
 SLOW = 2.0  # times the median of seconds per sample
 SHOWN = 3  # clients that are named
-_WAIT = 2.0  # seconds after which a client under way is named
+GRACE = 2.0  # seconds that the next run of a comparison may take to begin
+POLL = 0.5
 _DOING = {"train": "training", "evaluate": "evaluating", "second": "exchanging", "enroll": "enrolling"}
 
 
-class Slow(NamedTuple):
-    client: int
-    seconds: float
-    times: float  # the median
-
-
-class Failed(NamedTuple):
-    round: int  # the last time
-    times: int
-    why: str
-
-
-def slow(took: Sequence[Mapping[str, Any]]) -> list[Slow]:
+def slow(took: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Clients that took more than twice the median of seconds per sample, the slowest first. One with few samples has a
     high rate too, but a client that finishes before half of the others delays none."""
     known = [one for one in took if one["samples"]]
     if len(known) < 3:
-        return []
+        return {}
     usual = median(one["seconds"] / one["samples"] for one in known)
     half = median(one["seconds"] for one in known)
-    found = [
-        Slow(one["client"], one["seconds"], one["seconds"] / one["samples"] / usual)
-        for one in known
-        if one["seconds"] > half and one["seconds"] / one["samples"] > SLOW * usual
-    ]
-    return sorted(found, key=lambda one: -one.times)
+    rates = [(one["seconds"] / one["samples"] / usual, one) for one in known if one["seconds"] > half]
+    found = sorted((-times, one["client"], one["seconds"]) for times, one in rates if times > SLOW)
+    return {client: f"{seconds:.1f} s, {-times:.1f} x the median per sample" for times, client, seconds in found}
 
 
 class Status:
     """A View that knows what to tell of a run. Rounds to come take what the last ones took; evaluations are timed
-    apart, as not every round has one, and are only counted until one was timed."""
+    separately, as not every round has one."""
 
     def __init__(self, label: str, rounds: int, every: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.label, self.rounds, self.every, self._clock = label, rounds, every, clock
         self.done = 0
         self.ended = False
-        self.failed: dict[int, Failed] = {}  # by client, the latest last
-        self.slow: list[Slow] = []  # of the last round that had any
-        self._slow_round = 0
+        self._remarks: dict[str, tuple[int, dict[int, str]]] = {}  # slow, failed: last round with any, why by client
         self._train: list[float] = []
         self._evaluate: list[float] = []
-        self._spent = 0.0
-        self._loss: float | None = None
-        self._scores = ""
+        self._loss, self._scores = "", ""
         self._begun: float | None = None  # the round under way
         self._ask, self._asked, self._answered = "", 0, 0
-        self._waiting: dict[int, float] = {}  # since when
         self._lock = RLock()  # clients are heard of in threads, and the terminal is drawn in another
-
-    # ---- what is heard
 
     def begin(self, round: int, clients: Sequence[int], at: float | None = None) -> None:
         with self._lock:
             self.done = round - 1
             self._begun = self._clock() if at is None else at
             self._ask, self._asked, self._answered = "train", len(clients), 0
-            self._waiting.clear()
 
     def on_notice(self, notice: Notice) -> None:
         with self._lock:
             if notice.ask != self._ask or self._answered >= self._asked:
                 self._ask, self._asked, self._answered = notice.ask, notice.asked, 0
-            if notice.seconds is None:
-                self._waiting[notice.client] = self._clock()
-                return
-            self._waiting.pop(notice.client, None)
-            self._answered += 1
+            self._answered += notice.seconds is not None
             if notice.error:
-                self._fails(notice.client, self.done + 1, notice.error)
+                self._remark("failed", self.done + 1, {notice.client: notice.error})
 
     def end(self, line: Line) -> None:
         with self._lock:
             self.done, self._begun, self._ask = line["round"], None, ""
-            self._waiting.clear()
             seconds = line["seconds"]
-            self._spent += seconds["train"] + seconds.get("evaluate", 0.0)
             self._train.append(seconds["train"])
             if "evaluate" in seconds:
                 self._evaluate.append(seconds["evaluate"])
-            for one in line["left_out"]:
-                self._fails(one["client"], self.done, one["why"])
-            found = slow(seconds.get("clients", ()))
-            if found and len(self._train) > 1:  # the first round includes every client's warm-up
-                self.slow, self._slow_round = found, self.done
-            self._loss = line["train_loss"]
+            self._remark("failed", self.done, {one["client"]: one["why"] for one in line["left_out"]})
+            if len(self._train) > 1:  # the first round includes every client's warm-up
+                self._remark("slow", self.done, slow(seconds.get("clients", ())))
+            self._loss = "" if line["train_loss"] is None else f"loss {line['train_loss']:.3f}"
             local = line["aggregated"]["summary"]["local"] if "aggregated" in line else {"mean": None}
             if local["mean"] is not None:
                 self._scores = f"local {local['mean']:.1%}, worst {local['worst']:.1%}"
                 self._scores += f" (round {self.done})" if self.every > 1 else ""
 
-    def _fails(self, client: int, round: int, why: str) -> None:
-        before = self.failed.pop(client, Failed(0, 0, ""))
-        self.failed[client] = Failed(round, before.times + (before.round != round), why)
-
-    # ---- what is told
+    def _remark(self, kind: str, round: int, found: Mapping[int, str]) -> None:
+        if found:
+            before = self._remarks.get(kind, (0, {}))
+            self._remarks[kind] = round, {**(before[1] if before[0] == round else {}), **found}
 
     def spent(self) -> float:
-        return self._spent + (0.0 if self._begun is None else max(0.0, self._clock() - self._begun))
+        now = 0.0 if self._begun is None else max(0.0, self._clock() - self._begun)
+        return sum(self._train) + sum(self._evaluate) + now
 
     def left(self) -> str:
         """The time until the end of the run."""
@@ -128,78 +104,40 @@ class Status:
             return ""
         if not self._train:
             return "time left: known after a round"
-        evaluations = evaluations_between(self.done, self.rounds, self.every)
-        train, evaluate = _usual(self._train), _usual(self._evaluate)
-        total = (self.rounds - self.done) * train + evaluations * evaluate
+        evaluations = -(-self.rounds // self.every) - self.done // self.every
+        train = _usual(self._train)
+        total = (self.rounds - self.done) * train + evaluations * _usual(self._evaluate)
         if self._begun is not None:
-            due = evaluations_between(self.done, self.done + 1, self.every, self.rounds)
-            total -= min(self._clock() - self._begun, train + due * evaluate)
-        if self._evaluate or not evaluations:
-            return f"{duration(total)} left"
-        return f"{duration(total)} + {evaluations} evaluation{'s' * (evaluations > 1)} left"
+            total -= min(self._clock() - self._begun, train)
+        return f"{'' if self._evaluate else 'at least '}{duration(total)} left"
 
     def line(self) -> str:
-        """All that is to be told at the end of a round, for a log."""
-        parts = [f"{self.label}  round {self.done}/{self.rounds}", *self._numbers()]
-        parts.append(", ".join(text for text in (f"{duration(self.spent())} spent", self.left()) if text))
-        failed = [f"{client} ({one.why})" for client, one in self.failed.items() if one.round == self.done]
-        if failed:
-            parts.append("failed: " + _some(failed))
-        if self.slow and self._slow_round == self.done:
-            parts.append("slow: " + _some([f"{s.client} ({s.seconds:.1f} s, {s.times:.1f} x)" for s in self.slow]))
-        return "  ".join(parts)
+        """What is to be told at the end of a round, for a log."""
+        spent = ", ".join(filter(None, (f"{duration(self.spent())} spent", self.left())))
+        remarks = [f"{kind}: {_some(found)}" for kind, (round, found) in self._remarks.items() if round == self.done]
+        parts = (f"{self.label}  round {self.done}/{self.rounds}", self._loss, self._scores, spent, *remarks)
+        return "  ".join(filter(None, parts))
 
     def __rich__(self) -> RenderableType:
         with self._lock:
             head = Table.grid(padding=(0, 2, 0, 0))
-            time_ = ", ".join(text for text in (duration(self.spent()), "" if self.ended else self.left()) if text)
+            time_ = ", ".join(filter(None, (duration(self.spent()), "" if self.ended else self.left())))
             bar = ProgressBar(self.rounds, self.done, width=24)
             head.add_row(Text(self.label, "bold"), bar, f"{self.done}/{self.rounds} rounds", Text(time_, "cyan"))
-            lines = [Text("  " + "  ".join(self._numbers()))] if self._numbers() else []
-            if not self.ended:
-                lines = [*self._progress(), *lines]
-                lines += [Text("  slow    " + text, "yellow") for text in self._slowest()]
-            lines += [Text("  failed  " + text, "red") for text in self._failures()]
+            numbers = "  ".join(filter(None, (self._loss, self._scores)))
+            lines = [Text(text) for text in ("" if self.ended else self._progress(), numbers) if text]
+            for kind, (round, found) in self._remarks.items():
+                lines.append(Text(f"{kind} in round {round}: {_some(found)}", "red" if kind == "failed" else "yellow"))
             for text in lines:
+                text.pad_left(2)
                 text.no_wrap, text.overflow = True, "ellipsis"
             return Group(head, *lines)
 
-    def _numbers(self) -> list[str]:
-        return [*([] if self._loss is None else [f"loss {self._loss:.3f}"]), *([self._scores] if self._scores else [])]
-
-    def _progress(self) -> list[Text]:
-        """The round under way: how many of its clients have answered, and who is waited for the longest."""
-        if self._begun is None and not self._ask:
-            return []
-        if not self._asked:
-            return [Text(f"  round {self.done + 1} under way")]
-        doing = f"  {_DOING.get(self._ask, self._ask)}: {self._answered} of {self._asked} clients"
-        if self._waiting:
-            client, since = min(self._waiting.items(), key=lambda item: item[1])
-            if self._clock() - since >= _WAIT:
-                doing += f", waiting for client {client} for {duration(self._clock() - since)}"
-        return [Text(doing)]
-
-    def _slowest(self) -> list[str]:
-        named = [
-            f"client {s.client} in round {self._slow_round}: {s.seconds:.1f} s, {s.times:.1f} x the median per sample"
-            for s in self.slow[:SHOWN]
-        ]
-        return [*named, *([f"and {len(self.slow) - SHOWN} more"] if len(self.slow) > SHOWN else [])]
-
-    def _failures(self) -> list[str]:
-        named = []
-        for client, one in list(reversed(self.failed.items()))[:SHOWN]:
-            often = f" and {one.times - 1} before" if one.times > 1 else ""
-            named.append(f"client {client} in round {one.round}{often}: {one.why}")
-        return [*named, *([f"and {len(self.failed) - SHOWN} more"] if len(self.failed) > SHOWN else [])]
-
-
-def evaluations_between(done: int, until: int, every: int, rounds: int | None = None) -> int:
-    """Evaluations after round `done` and up to `until`: in every so many rounds, and in the last of all."""
-    last = until if rounds is None else rounds
-    extra = done < last <= until and last % every != 0
-    return until // every - done // every + extra
+    def _progress(self) -> str:
+        """The round under way, and how many of its clients have answered."""
+        if self._asked and self._ask:
+            return f"{_DOING.get(self._ask, self._ask)}: {self._answered} of {self._asked} clients"
+        return "" if self._begun is None else f"round {self.done + 1} under way"
 
 
 def _usual(seconds: Sequence[float]) -> float:
@@ -208,8 +146,9 @@ def _usual(seconds: Sequence[float]) -> float:
     return fmean(recent) if recent else 0.0
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join([*names[:SHOWN], *([f"{len(names) - SHOWN} more"] if len(names) > SHOWN else [])])
+def _some(found: Mapping[int, str]) -> str:
+    named = [f"{client} ({why})" for client, why in found.items()]
+    return ", ".join([*named[:SHOWN], *([f"{len(named) - SHOWN} more"] if len(named) > SHOWN else [])])
 
 
 def duration(seconds: float) -> str:
@@ -217,3 +156,122 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Live(Status):
+    """A run of this process, in its terminal. Elsewhere one line per round."""
+
+    def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
+        super().__init__(label, rounds, every)
+        self._console = console
+        self._screen = Screen(self, console=console, refresh_per_second=4) if console.is_terminal else None
+
+    def __enter__(self) -> Live:
+        if self._screen:
+            self._screen.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.ended = True
+        if self._screen:
+            self._screen.transient = not self.done  # nothing is left to see of a run that was done before
+            self._screen.stop()
+
+    def end(self, line: Line) -> None:
+        super().end(line)
+        if not self._screen:
+            _print(self._console, self.line())
+
+
+class Followed:
+    """A run of another process: rounds.jsonl tells all, and the lock whether the process is at work."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running = True
+        self._read = (0, 0)  # time and size of the file when it was read
+        self._told = 0  # the last round that was told
+        self.status = self._status()
+
+    def look(self) -> list[str]:
+        """Reads what is new; -> a line for each round that was not told before."""
+        self.running = record.at_work(self.folder)  # first, so that nothing is missed of one that ends now
+        file, said = self.folder / "rounds.jsonl", []
+        stat = file.stat() if file.exists() else None
+        if stat and (stat.st_mtime_ns, stat.st_size) != self._read:
+            self._read, self.status = (stat.st_mtime_ns, stat.st_size), self._status()
+            for line in record.read_lines(self.folder):
+                self.status.end(line)
+                if line["round"] > self._told:
+                    self._told = line["round"]
+                    said.append(self.status.line())
+        self.status.ended = not self.running
+        if stat and self.running and self.status.done < self.status.rounds:
+            self.status.begin(self.status.done + 1, (), at=stat.st_mtime)
+        return said
+
+    def _status(self) -> Status:
+        config = C.make(C.read(self.folder / "config.toml"))
+        return Status(self.folder.name, config.rounds, config.eval.every, clock=time.time)
+
+
+def watch(folder: Path, console: Console) -> None:
+    """Follows a run, or all runs of a comparison, until no process is at work there any more."""
+    if not _folders(folder):
+        raise UserError(f'"{folder}" holds neither a run nor a comparison to watch (there is no config.toml)')
+    runs: dict[Path, Followed] = {}
+    seen = time.monotonic()  # a process at work
+    grace = 0.0 if _folders(folder) == [folder] else GRACE
+    terminal = Screen(console=console, auto_refresh=False, transient=True) if console.is_terminal else nullcontext()
+    with terminal as screen:
+        while True:
+            busy = [path for path in _folders(folder) if record.at_work(path)]
+            seen = time.monotonic() if busy else seen
+            for path in _folders(folder):
+                if path not in runs and (path / "config.toml").exists():
+                    runs[path] = Followed(path)
+                if path in runs:
+                    _tell(runs[path], console)
+            if screen:
+                screen.update(Group(*(run.status for run in runs.values() if run.running)), refresh=True)
+            if time.monotonic() - seen >= grace and not busy:
+                break
+            time.sleep(POLL)
+    _print(console, _outcome(folder, list(runs.values())))
+
+
+def _tell(run: Followed, console: Console) -> None:
+    """On a terminal a run stays to be seen when it ends; elsewhere there is one line per round."""
+    before = run.running
+    said = run.look()
+    if not console.is_terminal:
+        for line in said:
+            _print(console, line)
+    elif before and not run.running:
+        console.print(run.status)
+
+
+def _outcome(folder: Path, runs: Sequence[Followed]) -> str:
+    stopped = [run for run in runs if not (run.folder / "result.json").exists()]
+    if not stopped:
+        return f"done: {folder}"
+    where = ", ".join(f"{run.folder.name} after round {run.status.done} of {run.status.rounds}" for run in stopped)
+    again = "".join(f"\n  promptfed run --resume --out {run.folder}" for run in stopped)
+    return f"stopped: {where}; go on with:{again}"
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The runs of a folder, which is one itself or a comparison's; also such as are only being prepared."""
+    marks = ("config.toml", ".lock")
+    if any((folder / mark).exists() for mark in marks):
+        return [folder]
+    return sorted({file.parent for mark in marks for file in folder.glob(f"*/{mark}")}, key=_begun)
+
+
+def _begun(run: Path) -> tuple[float, Path]:
+    file = run / "config.toml"
+    return (file.stat().st_mtime if file.exists() else float("inf"), run)
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import files
+from .. import files, methods
 from .api import Result
 
 Table = dict[str, Any]
@@ -20,14 +20,15 @@ Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a tabl
 # Below every table of a comparison, for people; the second where it has more than one accuracy.
 CAPTION = "As aggregated: the models as the server sends them, on test data; ±: sample deviation over seeds."
 WHOLE = "worst: the worst client; global: all clients' test data; trained: after local training."
+APART = "References, to measure the others by; to ceiling: points of local accuracy to the centralised one"
 REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
 ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
 
 
 def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
-    """One row per label: mean over the seeds, and their standard deviation where there are several. `scale`: what a
-    small scale has to say of itself."""
+    """One row per label, references last: mean over the seeds, and their standard deviation where there are several.
+    `scale`: what a small scale has to say of itself."""
     found = []
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
@@ -35,11 +36,13 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
         last = [n["metrics"]["aggregated"]["last"] for n in numbers]
         after = [_after_local(n["metrics"]) for n in numbers]
         each = [n["communication"]["per_client_and_round"] for n in numbers]
+        kind = methods.reference(numbers[0].get("method", ""))
         found.append(
             {
                 "label": label,
                 **({"row": row, "column": column} if column else {}),
                 **({"scale": scale} if scale else {}),
+                **({"reference": "ceiling" if kind.centralised else "other"} if kind else {}),
                 "dataset": numbers[0]["dataset"]["name"],
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
@@ -58,7 +61,21 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "seconds": float(np.mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers])),
             }
         )
-    return found
+    _to_ceiling(found)
+    return sorted(found, key=lambda row: "reference" in row)
+
+
+def _to_ceiling(found: Sequence[Table]) -> None:
+    """Adds to each row how far it is from the best centralised one of its column."""
+    for row in found:
+        ceilings = [other["local"] for other in found if other.get("reference") == "ceiling" and _alike(row, other)]
+        known = [local["mean"] for local in ceilings if local]
+        if known and row["local"]:
+            row["to_ceiling"] = row["local"]["mean"] - max(known)
+
+
+def _alike(row: Table, other: Table) -> bool:
+    return (row.get("column"), row["dataset"]) == (other.get("column"), other["dataset"])
 
 
 def _after_local(metrics: Mapping[str, Any]) -> Table | None:
@@ -98,7 +115,7 @@ def _over_seeds(values: Sequence[float | None]) -> Table | None:
 
 HEADERS = (
     *("method", "seeds", "local", "worst", "global", "F1", "trained", "common", "newcomers"),
-    *("bytes", "passes", "adapt"),
+    *("to ceiling", "bytes", "passes", "adapt"),
 )
 
 
@@ -110,6 +127,7 @@ def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
         row["label"],
         str(row["seeds"]),
         *scores,
+        points(row.get("to_ceiling")),
         size(row["bytes"]),
         count(row["passes"]),
         count(row["adapt_passes"]),
@@ -132,6 +150,11 @@ def percent(spread: Mapping[str, Any] | None) -> str:
         return "-"
     wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
     return f"{100 * spread['mean']:.1f}{wide}"
+
+
+def points(difference: float | None) -> str:
+    """0.031 -> +3.1"""
+    return "-" if difference is None else f"{100 * difference:+.1f}"
 
 
 def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]]:
@@ -172,14 +195,16 @@ def save(
     files.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow((*HEADERS, "clients", "clients trained", "dataset", "rounds"))
+    writer.writerow((*HEADERS, "reference", "clients", "clients trained", "dataset", "rounds"))
     for row in found:
         counted = (of(row["clients"][key]) for key in ("local", "after_local"))
-        writer.writerow((*cells(row, plain=True), *counted, row["dataset"], row["rounds"]))
+        writer.writerow((*cells(row, plain=True), row.get("reference", "-"), *counted, row["dataset"], row["rounds"]))
     files.write(out / "table.csv", text.getvalue().encode())
     wide = [f"Accuracy in %, {words}:\n\n{markdown(across(found, key))}\n" for key, words in ACROSS.items() if places]
     head = f"{scale[0].upper()}{scale[1:]}.\n\n" if scale else ""
-    whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *map(cells, found)])
+    ranked, apart = ([cells(row) for row in found if ("reference" in row) is kind] for kind in (False, True))
+    whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *ranked])
+    whole += f"\n{APART}:\n\n" + markdown([HEADERS, *apart]) if apart else ""
     files.write(out / "table.md", "".join([head, *wide, whole, f"\n{CAPTION}\n{WHOLE} {REPORT}\n"]).encode())
     return found
 

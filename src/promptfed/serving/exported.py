@@ -115,7 +115,7 @@ def _check(file: Path, card: Card, model: Model, method: Method, params: Params,
 
 def _frozen(model: Model, tuning: Tuning, params: Params) -> tuple[Params, Params]:
     """Frozen weights that predictions need: those drawn from a seed, and those that the backbone comes with."""
-    if type(methods.peel(tuning)[1]).init is Full.init:
+    if type(methods.layers(tuning)[-1]).init is Full.init:
         return {}, {}
     rest = {name: p for name, p in model.weights.items() if name not in params}
     fresh = model.preprocess is None

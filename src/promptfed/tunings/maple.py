@@ -9,15 +9,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import Batch, Context, Model, Params, Tuning, UserError
 from .. import params as P
-from ..errors import UserError
-from ..models import CLIP, Model, ViT
+from ..models import CLIP, ViT
 from ..models.base import dense, normal
 from ..models.text import Sentences
-from ..params import Params
-from ..phases import Batch, Context
 from ..seeding import torch_rng
-from ..tuning import Tuning, as_clip
+from ..tuning import as_clip
 
 
 class Maple(Tuning):
@@ -27,8 +25,9 @@ class Maple(Tuning):
     """
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "deep.": "body", "map.": "data"}
-    about: ClassVar[str] = "task prompt + data prompt"
-    backbones: ClassVar[str] = "CLIP with a ViT"
+    about = "task prompt + data prompt"
+    backbones = "CLIP with a ViT"
+    uncached = "prompts enter the first layer"
 
     context: int = Field(2, ge=1, description="prompt vectors at each of these layers")
     depth: int = Field(9, ge=1, description="number of first layers of both towers that prompts enter")
@@ -65,9 +64,6 @@ class Maple(Tuning):
         for i in range(self.depth):
             made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.weights["body.image.cls"].shape[-1], width)
         return P.to(made, model.weights["body.scale"].device)
-
-    def why_not_cached(self, model: Model) -> str:
-        return "prompts enter the first layer"
 
     def embed(self, model: Model, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + patches, width): what features() takes as `hidden` instead of images (Eq. 5)."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UserError
-from ..models import Model
-from ..params import Params
-from ..phases import Batch, Context
+from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
 from ..seeding import torch_rng
-from ..tuning import PrivatePrompt
 
 
 class Pixels(BaseModel):
@@ -68,7 +64,7 @@ class PixelPrompt(Pixels, PrivatePrompt):
     """pFedPT's visual prompt: pixels added to the normalised image. Li et al., "Visual Prompt Based Personalized
     Federated Learning" (TMLR 2024), Section 3.2."""
 
-    about: ClassVar[str] = "private pixel prompt"
+    about = "private pixel prompt"
 
     def check(self, model: Model) -> None:
         super().check(model)

@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from ..models import Model
+from .. import Model, Params
 from ..models.base import normal
 from ..models.text import Sentences
-from ..params import Params
 from ..seeding import torch_rng
 from ..tuning import OnFeatures, as_clip
 
@@ -20,8 +19,8 @@ class TextContext(OnFeatures):
     Vision-Language Models" (IJCV 2022); federated as PromptFL by Guo et al. (2022)."""
 
     roles: ClassVar[dict[str, str]] = {"context": "body"}
-    about: ClassVar[str] = "text context"
-    backbones: ClassVar[str] = "CLIP"
+    about = "text context"
+    backbones = "CLIP"
 
     context: int = Field(16, ge=1, description="number of context vectors")
     name_position: Literal["front", "middle", "end"] = Field("end", description="where the class name stands")

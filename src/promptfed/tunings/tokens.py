@@ -9,12 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..errors import UserError
-from ..models import Model, ViT
-from ..params import Params
-from ..phases import Batch, Context
+from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
+from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import PrivatePrompt, as_vit
+from ..tuning import as_vit
 from .heads import LinearHead, scaled
 
 
@@ -22,8 +20,9 @@ class Tokens(LinearHead):
     """Prompt tokens in a frozen vision transformer, and a head: Jia et al., "Visual Prompt Tuning" (ECCV 2022)."""
 
     roles: ClassVar[dict[str, str]] = {"tokens.": "body", **LinearHead.roles}
-    about: ClassVar[str] = "prompt tokens + head"
-    backbones: ClassVar[str] = "transformers"
+    about = "prompt tokens + head"
+    backbones = "transformers"
+    uncached = "tokens enter the first layer"
 
     tokens: int = Field(10, ge=1, description="prompt tokens at each of their layers")
     layers: Literal["first", "all"] | tuple[int, ...] = Field(
@@ -50,9 +49,6 @@ class Tokens(LinearHead):
         first = min(self.at(model))
         return f"input of layer {first}" if first else ""  # before the first layer there is nothing to save
 
-    def why_not_cached(self, model: Model) -> str:
-        return "tokens enter the first layer"
-
     def frozen(self, model: Model, x: Tensor) -> Params:
         vit, weights = as_vit(model), model.weights
         return {"hidden": vit.encode(weights, vit.embed(weights, x), stop=min(self.at(model)))}
@@ -71,8 +67,8 @@ class Tokens(LinearHead):
 class TokenPrompt(PrivatePrompt):
     """pFedPT with soft tokens after cls instead of pixels (Table 6)."""
 
-    about: ClassVar[str] = "private soft tokens"
-    backbones: ClassVar[str] = "transformers"
+    about = "private soft tokens"
+    backbones = "transformers"
 
     prompt_tokens: int = Field(4, ge=1, description="number of soft tokens")
 

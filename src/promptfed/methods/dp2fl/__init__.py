@@ -23,14 +23,12 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
+from ... import Batch, Context, Method, Model, Params, State, Tuning, Update, UserError
 from ... import params as P
-from ...errors import UserError
-from ...method import ONCE, Method, State
-from ...models import Model
-from ...params import Params
-from ...phases import Batch, Context, Holdings, Update
+from ...method import ONCE
+from ...phases import Holdings
 from ...training import CHUNK
-from ...tuning import Tuning, as_clip
+from ...tuning import as_clip
 from ...tunings.maple import Maple
 from .weights import Rule, combine, distance, global_weights, local_weights
 
@@ -38,9 +36,9 @@ from .weights import Rule, combine, distance, global_weights, local_weights
 class Dp2fl(Method):
     """A client without validation data has no data prompt of its own: it always continues from the global one."""
 
-    paper: ClassVar[str] = "Chang et al., Scientific Reports 2025"
-    own_down: ClassVar[bool] = True
-    tuned: ClassVar[type[Tuning]] = Maple
+    paper = "Chang et al., Scientific Reports 2025"
+    own_down = True
+    tuned = Maple
     sealed: ClassVar[bool] = False
 
     tuning: Maple = Field(default_factory=Maple, description="what is trained")

@@ -17,11 +17,9 @@ from nacl.public import PrivateKey, PublicKey, SealedBox
 from pydantic import Field
 from torch import Tensor
 
+from ... import Context, Model, Params, State, Update
 from ... import params as P
-from ...method import State
-from ...models import Model
-from ...params import Params
-from ...phases import Context, Holdings, Update
+from ...phases import Holdings
 from . import Dp2fl, in_order, maps, number, raw, received_sets
 
 _DOUBLE = struct.Struct("<d")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ...runs.tables import count, percent, size
+from ...runs.tables import count, percent, points, size
 from .. import numbers, style
 from ..gather import Group, ReportData
 from ..numbers import KINDS, Cell, Column
-from ..tasks import tasks
+from ..tasks import Task, tasks
 from .view import Choice, Notes
 
 _ALIKE = 1e-9  # rounding error of a mean over seeds
@@ -51,6 +51,7 @@ class Grid:
     heads: list[Heading]
     lines: list[Line]
     notes: dict[str, str]  # text -> mark
+    apart: list[Line] = field(default_factory=list)  # references, which are neither sorted nor ranked
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def _headline(data: ReportData, kind: str) -> Grid:
     looks = style.looks(group.label for group in data.groups)
     cells = {c.key: {group.label: numbers.cell(group, c, kind) for group in data.groups} for c in columns}
     best = {c.key: _best_of_tasks(data, c, cells[c.key]) for c in columns}
-    lines = []
+    ceilings = {task.words: _ceiling(task, cells["local"]) for task in each}
+    lines: dict[bool, list[Line]] = {False: [], True: []}  # by whether it is a reference
     for task in each:
         for group in sorted(task.groups, key=lambda group: -_or(cells["local"][group.label].mean, -1.0)):
             label, at = group.label, numbers.rounds(group, kind)
@@ -109,7 +111,10 @@ def _headline(data: ReportData, kind: str) -> Grid:
             seeds = str(len(group.entries))
             shown = [_shown(c, cells[c.key][label], best[c.key][label], notes) for c in columns]
             first = [Shown(seeds, seeds), Shown(at, "".join(last))]
-            lines.append(Line(label, [*first, *shown], looks[label], task.words if several else ""))
+            if any(ceilings.values()):
+                shown.insert(1, _to_ceiling(cells["local"][label].mean, ceilings[task.words]))
+            line = Line(label, [*first, *shown], looks[label], task.words if several else "")
+            lines[bool(group.reference)].append(line)
     heads = [Heading("label", "Method", first="ascending", text=True)]
     if several:
         heads.append(Heading("setting", "Setting", "only rows of one setting can be compared", "ascending", True))
@@ -117,16 +122,30 @@ def _headline(data: ReportData, kind: str) -> Grid:
     for c in columns:
         sort = "descending" if c.key == "local" and not several else "none"  # tasks come first in the order of rows
         heads.append(Heading(c.key, c.title, c.help, "descending" if c.higher_is_better else "ascending", sort=sort))
-    return Grid(f"Results of each method, {KINDS[kind]}", heads, lines, notes.marks)
+        if c.key == "local" and any(ceilings.values()):
+            heads.append(Heading("ceiling", "To ceiling", "points of local accuracy to the centralised reference"))
+    return Grid(f"Results of each method, {KINDS[kind]}", heads, lines[False], notes.marks, lines[True])
+
+
+def _ceiling(task: Task, local: dict[str, Cell]) -> float | None:
+    """The local accuracy of the best centralised row."""
+    known = (local[group.label].mean for group in task.groups if group.reference and group.reference.centralised)
+    return max((value for value in known if value is not None), default=None)
+
+
+def _to_ceiling(local: float | None, ceiling: float | None) -> Shown:
+    if local is None or ceiling is None:
+        return Shown("–", "", kind="none")
+    return Shown(points(local - ceiling), f"{local - ceiling:.8g}")
 
 
 def _best_of_tasks(data: ReportData, column: Column, cells: dict[str, Cell]) -> dict[str, float | None]:
-    """Label -> the best value of its task."""
-    return {
-        group.label: _best(column, (cells[other.label].mean for other in task.groups))
-        for task in tasks(data)
-        for group in task.groups
-    }
+    """Label -> the best value of its task; references are not ranked."""
+    found: dict[str, float | None] = {}
+    for task in tasks(data):
+        best = _best(column, (cells[group.label].mean for group in task.groups if not group.reference))
+        found |= {group.label: None if group.reference else best for group in task.groups}
+    return found
 
 
 def _best(column: Column, values: Iterable[float | None]) -> float | None:

@@ -1,17 +1,12 @@
-"""Analyses of what is on record, which need no model."""
+"""How far parameters move, which is on record and needs no model."""
 
 import json
 import shutil
 from pathlib import Path
 
-import numpy as np
-import pytest
 from analysed import made
 
-from promptfed import UserError
 from promptfed.analysis import Options
-from promptfed.analysis import recorded as analyses
-from promptfed.analysis.opened import Opened
 
 
 def recorded(folder: Path, out: Path) -> Path:
@@ -38,30 +33,3 @@ def test_drift_is_what_rounds_say(finished, tmp_path):
     text = json.loads((tmp_path / "analysis" / "drift.json").read_text())["text"]
     assert "private 2 in round 1, 0.5 in round 2" in text  # means
     assert len(made(folder, "drift", tmp_path / "analysis", Options((2,)))) == 2
-
-
-def test_clients_of_all_stages(finished, tmp_path):
-    rows = made(finished("pfedpt"), "clients", tmp_path)
-    result = json.loads((finished("pfedpt") / "result.json").read_text())["clients"]
-    assert {row["stage"] for row in rows} == {"aggregated", "after_local", "after_local_all"} == set(result)
-    for stage, clients in result.items():
-        own = [float(row["accuracy"]) for row in rows if row["stage"] == stage]
-        assert own == [one["accuracy"] for one in clients]
-
-
-def test_bars_of_clients_go_to_a_hundred_per_cent(finished):
-    chart = analyses.clients(Opened(finished("pfedpt")), Options()).picture
-    assert chart.to_dict()["layer"][0]["encoding"]["y"]["scale"] == {"domain": [0, 100]}
-
-
-def test_a_client_that_does_not_exist_is_named(finished):
-    with pytest.raises(UserError, match=r"^--client = 4 must be 0 to 3$"):
-        analyses.clients(Opened(finished("pfedpt")), Options((4,)))
-
-
-def test_partition(finished, tmp_path):
-    rows = made(finished("pfedpt"), "partition", tmp_path)
-    opened = Opened(finished("pfedpt"))
-    for split in ("train", "val", "test"):
-        counts = np.array([int(row[split]) for row in rows]).reshape(4, 10)
-        np.testing.assert_array_equal(counts, opened.federation.label_counts(split))
