@@ -94,6 +94,8 @@ def randomness(seed: int | None, round: int, client: int) -> Callable[[int], byt
 
 def check(method: Method, name: str) -> None:
     """Raises UserError for methods whose clients send more than the update, or nothing at all."""
+    if method.centralised:
+        raise UserError(f'privacy.clip: "{name}" pools the training data of all clients; leave it at 0')
     for hook, when in _TELLS.items():
         if getattr(type(method), hook) is not getattr(Method, hook):
             raise UserError(

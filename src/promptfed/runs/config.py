@@ -269,10 +269,18 @@ def make(*tables: Mapping[str, Any]) -> Config:
             for key in merged.get(section, {}):
                 if key not in kind.model_fields:
                     raise _not_a_setting(f"{section}.{key}", kind.model_fields, _names())
+    _unstandardised(merged)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
         raise one_sentence(error) from None
+
+
+def _unstandardised(table: Table) -> None:
+    """Sums of features are sent without noise: where there is privacy, heads do without unless they are asked for."""
+    name = table.get("method", {}).get("name")
+    if table.get("privacy", {}).get("clip") and isinstance(name, str) and "standardise" in methods.fields(name):
+        table["method"] = {"standardise": False, **table["method"]}
 
 
 def _not_a_setting(key: str, allowed: Iterable[str], similar: Iterable[str]) -> UserError:
