@@ -25,7 +25,7 @@ def parts(folder: Path) -> dict[str, float]:
     opened = Opened(folder)
     method, model, sites = opened.method, opened.model, opened.federation.sites
     assert isinstance(method, Sgpt)
-    prompts = method.prompts
+    prompts = method.tuning
     right = torch.zeros(prompts.groups + 2)  # each group for all; the selected one; none
     tested, agreed, trained = 0, 0, 0
     for client, site in enumerate(sites):

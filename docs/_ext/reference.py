@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from promptfed import methods
 from promptfed.analysis import ANALYSES
-from promptfed.cli import catalog
+from promptfed.cli.listing import LISTS
 from promptfed.cli.main import app as commands
 from promptfed.data import PARTITIONS
 from promptfed.method import Method
@@ -124,8 +124,8 @@ def method(name: str) -> str:
 
 
 def _what(kind: type[Method]) -> str:
-    """The first paragraph of the docstring of the method's module."""
-    shared = kind.__module__ == Method.__module__
+    """The first paragraph of the docstring of the method's module, or of its class where a module holds several."""
+    shared = kind.__module__ in (Method.__module__, "promptfed.methods.shared_body")
     return _about(kind if shared else sys.modules[kind.__module__]).split("\n\n")[0]
 
 
@@ -223,7 +223,7 @@ def _type_name(kind: Any) -> str:
 def method_list() -> str:
     rows = [
         (f"`{row['name']}`", row["paper"], row["tunes"], row["travels"], row["private"], row["backbones"])
-        for row in catalog.list_methods()
+        for row in LISTS["methods"]()
     ]
     return table(("name", "paper", "tunes", "travels", "private", "backbones"), rows)
 
@@ -233,7 +233,7 @@ def analysis_list() -> str:
 
 
 def preset_list() -> str:
-    return table(("preset", "what it is"), [(f"`{row['name']}`", row["about"]) for row in catalog.list_presets()])
+    return table(("preset", "what it is"), [(f"`{row['name']}`", row["about"]) for row in LISTS["presets"]()])
 
 
 # ---- in the pages

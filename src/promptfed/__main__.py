@@ -2,16 +2,16 @@
 
 import sys
 
-from .cli import interrupts
+from .cli import lazy
 
 
 def main() -> None:
-    with interrupts.at_once():
+    with lazy.at_once():
         from .cli import main as command
     try:
         command.main()
     except KeyboardInterrupt:
-        sys.exit(interrupts.CODE)
+        sys.exit(lazy.INTERRUPTED)
 
 
 if __name__ == "__main__":

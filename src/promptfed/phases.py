@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -34,12 +34,6 @@ class Phase:
     steps: int = 0  # instead of epochs
     name: str = "train"
     plain: bool = False  # plain cross-entropy instead of the method's own loss
-
-    def also(self, role: str, optimizer: Optimizer) -> Phase:
-        return replace(self, train={**self.train, role: optimizer})
-
-    def like(self, **changes: Any) -> Phase:
-        return replace(self, **{"steps": 0, **changes})
 
     def slower(self, factor: float) -> Phase:
         """The same with learning rates multiplied by this factor."""

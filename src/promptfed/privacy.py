@@ -19,13 +19,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from .errors import UserError
-from .method import Method
-from .params import Params
+from . import Method, Params, UserError
 from .seeding import rng
 
-UNIT = "all training samples of one client, replaced by any others of the same number"
-COVERS = "what clients send after local training, over all rounds"
 NOT_COVERED = (
     "evaluation: counts on held-out samples, also of models that a client trained or adapted without noise",
     "how many training samples a client has, whether it answers, and how long it takes",
@@ -168,8 +164,8 @@ def statement(privacy: Privacy, answered: Mapping[int, int], clients: int, seede
         **privacy.model_dump(),
         "epsilon": finite(max(known)),
         "per_client": {str(client): {"answers": n, "epsilon": finite(n)} for client, n in each.items()},
-        "unit": UNIT,
-        "covers": COVERS,
+        "unit": "all training samples of one client, replaced by any others of the same number",
+        "covers": "what clients send after local training, over all rounds",
         "not_covered": list(NOT_COVERED),
         "randomness": "seeded: a simulation, which protects nobody" if seeded else "each site's operating system",
     }

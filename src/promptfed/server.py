@@ -11,14 +11,10 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from . import Method, Model, Params, State, Update, UserError, scoring
 from . import params as P
-from . import scoring
 from .clients.base import Clients, Notice
-from .errors import UserError
-from .method import Method, State, split_once
-from .models import Model
-from .params import Params
-from .phases import Update
+from .method import split_once
 from .scoring import Scores
 from .seeding import rng
 
@@ -193,9 +189,9 @@ def screen(
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
-        update = answered.get(client)
-        why = "no answer" if update is None else fault(update, shared) or unusable(update)
-        if update is None or why:
+        update = answered.get(client, Update(client, {}, {}, 0, error="no answer"))
+        why = fault(update, shared) or unusable(update)
+        if why:
             left_out.append({"client": client, "why": why})
         else:
             used.append(update)

@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from . import methods, models
+from . import Dataset, Federation, Method, Model, Params, State, UserError, methods, models
 from . import params as P
 from .clients.base import Clients
 from .clients.host import Host
@@ -28,11 +28,8 @@ from .clients.local import LocalClients
 from .clients.messages import Answer, Ask, Request, read_update
 from .clients.store import Store
 from .clients.wire import unpack
-from .data import Dataset, Federation, Site
-from .errors import UserError
-from .method import Method, State, split_once
-from .models import Model
-from .params import Params
+from .data import Site
+from .method import split_once
 from .runs import config as C
 from .server import Line, Plan, Recorder, run
 from .training import Work, train

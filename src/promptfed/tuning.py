@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -180,11 +181,12 @@ class PrivatePrompt(Wrapper):
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         optimizer = Optimizer(lr=self.prompt_lr, momentum=self.prompt_momentum)
         if self.joint:
-            return tuple(phase.also("private", optimizer) for phase in self.inner.schedule(phases))
+            both = self.inner.schedule(phases)
+            return tuple(replace(phase, train={**phase.train, "private": optimizer}) for phase in both)
         if not phases or not self.prompt_epochs:
             return self.inner.schedule(phases)
         # Eq. 5 is plain cross-entropy whatever the method's own objective: `plain`.
-        own = phases[0].like(name="prompt", train={"private": optimizer}, epochs=self.prompt_epochs, plain=True)
+        own = Phase({"private": optimizer}, phases[0].batch_size, self.prompt_epochs, name="prompt", plain=True)
         return (own, *self.inner.schedule(phases))
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from promptfed import UserError
 from promptfed.analysis import ANALYSES, make
 from promptfed.analysis.opened import Opened
-from promptfed.cli.report import analyse
+from promptfed.cli.results import analyse
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_every_analysis_is_there():
 
 
 def test_the_command_line_starts_without_what_draws():
-    code = "import sys, promptfed.cli.report; sys.exit(not {'altair', 'matplotlib', 'torch'}.isdisjoint(sys.modules))"
+    code = "import sys, promptfed.cli.results; sys.exit(not {'altair', 'matplotlib', 'torch'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,7 +9,7 @@ from analysed import made
 
 from promptfed import UserError
 from promptfed.analysis import Options, compared, make
-from promptfed.cli.report import analyse
+from promptfed.cli.results import analyse
 from promptfed.runs import config as C
 
 

@@ -12,10 +12,9 @@ import torch
 import promptfed
 from limits import HANG
 from promptfed import UserError
-from promptfed.clients.local import LocalClients
+from promptfed.clients.local import LocalClients, Worker, write_frame
 from promptfed.clients.messages import Enroll, Recipient, Request, Train
 from promptfed.clients.wire import unpack
-from promptfed.clients.workers import Worker, write_frame
 from promptfed.runs import build
 from promptfed.runs import config as C
 from promptfed.testing import Case, Memory, begun, equal, tiny_federation
@@ -271,7 +270,7 @@ def test_a_worker_is_interrupted_by_nothing_and_ends_with_its_parent():
 
 def test_a_worker_without_a_parent_has_nothing_to_say():
     """Killed, the parent reads no answers any more."""
-    command = [sys.executable, "-c", "from promptfed.clients.workers import main; main()"]
+    command = [sys.executable, "-c", "from promptfed.clients.local import main; main()"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -126,7 +126,7 @@ def test_captions_name_the_attributes(scenes: shapes.Scenes) -> None:
         assert (shapes.SIZES[size] in words) == (shapes.SIZES[size] != "medium")
         where = shapes.PLACES[place]
         assert set(where.split()) <= words or (where == "centre" and "middle" in words)
-        assert any(phrase in text for phrase in shapes._HOW[shapes.STYLES[style]])
+        assert any(phrase in text for phrase in shapes._PAINTED[shapes.STYLES[style]][1])
         assert words <= set(shapes.vocabulary())
 
 

@@ -103,7 +103,7 @@ def blobs(change):
         (result(moved={"x": math.inf}), "non-finite"),
         (result(error="a\x1b[31m\nb"), "a?[31m b"),
         (blobs(lambda blob: []), "0 blobs in place of 1"),
-        (blobs(lambda blob: [blob[:-4]]), "do not fill it"),
+        (blobs(lambda blob: [blob[:-4]]), "file not fully covered"),
         (blobs(lambda blob: [pickle.dumps({"up/head.bias": 1})]), "malformed blob"),
         (blobs(lambda blob: [pack({"up/head.bias": torch.zeros(9)})]), "names or shapes differ"),
         (blobs(lambda blob: [changed(blob, lambda p: p.double())]), "other types"),

@@ -20,6 +20,7 @@ from promptfed.cli.main import app
 from promptfed.flower import certificates, consortium
 from promptfed.flower.consortium import nodes
 from promptfed.flower.link import _LISTEN, _bound, control, status
+from promptfed.flower.site import read_agreed
 from promptfed.runs import build
 from promptfed.runs import config as C
 from site_folders import NAMES, SETTINGS_OF, pictures
@@ -143,7 +144,7 @@ def test_all_addresses_are_taken_where_ipv6_is_asked_for():
 @pytest.mark.parametrize("words", [(), ("--insecure",), ("--host", "0.0.0.0")])
 def test_a_port_that_is_taken_is_one_sentence(server, words):
     certificates.make_authority(server / "tls", ["127.0.0.1"])
-    port = int(consortium.read(server)[1].address.rpartition(":")[2])
+    port = int(read_agreed(server)[1].address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         why = refused(server, *words)
     assert why == f"port {port} is in use: is this consortium's SuperLink running already?"
@@ -155,7 +156,7 @@ def test_a_port_that_is_taken_is_one_sentence(server, words):
 @contextmanager
 def answering(server, tls=None):
     """Something at the consortium's port: with these certificates, or with words that are no TLS."""
-    port = int(consortium.read(server)[1].address.rpartition(":")[2])
+    port = int(read_agreed(server)[1].address.rpartition(":")[2])
     listener = socket.create_server(("127.0.0.1", port))
 
     def serve():

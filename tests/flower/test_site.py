@@ -9,8 +9,7 @@ from promptfed import UserError
 from promptfed.clients.messages import Evaluate, Recipient, Request, Train
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack
-from promptfed.flower import ledger
-from promptfed.flower.site import SiteFolder
+from promptfed.flower.site import Ledger, SiteFolder
 from promptfed.privacy import Privacy, epsilon
 from site_folders import consortium, site
 
@@ -39,26 +38,26 @@ def ask(host, what="train", round=1, blobs=(), new=None):
 def test_a_ledger_counts_over_runs_and_allows_no_more_than_it_may(tmp_path):
     file = tmp_path / "released.json"
     most = epsilon({8.0: 3}, 1e-5)
-    held = ledger.Ledger(file, NOISY, lambda: most + 0.01)
+    held = Ledger(file, NOISY, lambda: most + 0.01)
     for n in range(3):
         held.check()
         assert held.answers() == ({8.0: n} if n else {})
         held.count()
-    assert ledger.Ledger(file, NOISY).epsilon() == pytest.approx(most)
+    assert Ledger(file, NOISY).epsilon() == pytest.approx(most)
     with pytest.raises(UserError, match=r"epsilon = 1.708.* in site.toml allows no more updates: one more .* to 1.99"):
-        ledger.Ledger(file, NOISY, lambda: most + 0.01).check()
-    ledger.Ledger(file, NOISY).check()  # it only counts
-    ledger.Ledger(file, Privacy(clip=1.0, noise=16.0)).count()  # a later agreement
-    assert ledger.Ledger(file, NOISY).answers() == {8.0: 3, 16.0: 1}
+        Ledger(file, NOISY, lambda: most + 0.01).check()
+    Ledger(file, NOISY).check()  # it only counts
+    Ledger(file, Privacy(clip=1.0, noise=16.0)).count()  # a later agreement
+    assert Ledger(file, NOISY).answers() == {8.0: 3, 16.0: 1}
     with pytest.raises(UserError, match="allows no more"):
-        ledger.Ledger(file, Privacy(clip=1.0), lambda: 100.0).check()  # without noise one is too many
+        Ledger(file, Privacy(clip=1.0), lambda: 100.0).check()  # without noise one is too many
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', '{"1": null}'])
 def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path, text):
     (tmp_path / "released.json").write_text(text)
     with pytest.raises(UserError, match="is damaged"):
-        ledger.Ledger(tmp_path / "released.json", NOISY).count()
+        Ledger(tmp_path / "released.json", NOISY).count()
     assert (tmp_path / "released.json").read_text() == text
 
 

@@ -24,9 +24,9 @@ from promptfed.tunings.pixels import PixelPrompt
 
 
 def test_dp2fl_takes_no_plug_in() -> None:
-    with pytest.raises(UserError, match="takes no plug-in"):
+    with pytest.raises(UserError, match=r"has a tuning of its own, and takes no other$"):
         create("promptfed.methods.dp2fl:Dp2fl+pt")
-    with pytest.raises(ValueError, match="takes no plug-in"):
+    with pytest.raises(ValueError, match="instance of Maple"):
         Dp2fl(tuning=PixelPrompt(inner=Maple()))
 
 

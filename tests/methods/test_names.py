@@ -21,10 +21,10 @@ COMPOSITIONS = sorted(
         *ALIASES,
         *(
             f"{name}+{plugins}"
-            for name in (*PLAIN, "fedmix", "fedem", "tpfl", "pfedpg")
+            for name in (*PLAIN, "fedmix", "fedem", "pfedpg")
             for plugins in (("pt", "st", "ft", "pt+ft") if name != "centralised" else ("head", "vpt"))
         ),
-        *(f"{name}+ft" for name in ALIASES),
+        *(f"{name}+ft" for name in ("tpfl", *ALIASES)),
     }
 )
 
@@ -43,6 +43,14 @@ def test_settings_make_the_same_method_again(name: str) -> None:
         assert type(again.tuning) is type(method.tuning)
     assert create(name, other).lr == 0.123
     assert create(name, other) != create(name)
+
+
+@pytest.mark.parametrize("name", ["tpfl+pt", "atpfl+st", "sgpt+pt", "dp2fl+st"])
+def test_a_method_whose_tuning_cannot_be_wrapped(name: str) -> None:
+    """TPFL's own pixel prompt has the names of a private one."""
+    base = name.split("+")[0]
+    with pytest.raises(UserError, match=rf'"{base}\+..": {base} has a tuning of its own, and takes no other$'):
+        create(name)
 
 
 def test_defaults_are_the_papers() -> None:

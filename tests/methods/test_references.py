@@ -140,15 +140,18 @@ def test_references_are_last_and_every_row_tells_how_far_it_is_from_the_ceiling(
 
 def test_the_page_ranks_no_reference(tmp_path: Path) -> None:
     from promptfed.report.gather import gather
+    from promptfed.report.page import write as page_of
     from promptfed.report.page.table import results
 
     promptfed.compare(methods=["class-mean", "centralised+head", "head-tune"], rounds=1, out=tmp_path, **SMALL)
-    grid = results(gather([tmp_path])).tables["last"]
-    assert [line.label for line in grid.lines] == ["head-tune"]
-    assert {line.label for line in grid.apart} == {"class-mean", "centralised+head"}
-    at = [head.key for head in grid.heads].index("ceiling") - 1  # cells begin after the label
-    assert {line.label: line.cells[at].text for line in grid.apart}["centralised+head"] == "+0.0"
-    assert not any(cell.kind == "best" for line in grid.apart for cell in line.cells)
+    lines = {line.label: line for line in results(gather([tmp_path]))["tables"]["last"]}
+    assert {label for label, line in lines.items() if line.reference} == {"class-mean", "centralised+head"}
+    assert lines["centralised+head"].ceiling is not None
+    assert lines["centralised+head"].ceiling.text == "+0.0"
+    assert not any(cell.kind == "best" for line in lines.values() if line.reference for cell in line.cells)
+    page = page_of([tmp_path], tmp_path / "report.html").read_text()
+    assert page.count('<tbody class="apart"') == 1
+    assert "To ceiling" in page
 
 
 def test_which_methods_are_references() -> None:

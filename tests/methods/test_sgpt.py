@@ -125,7 +125,7 @@ def test_a_backbone_without_tokens() -> None:
         (NAME, {"group_layers": ()}, r'method\.group_layers = \[\] must .*; method\.training="shared" does without$'),
         (NAME, {"shared_layers": ()}, r'method\.shared_layers = \[\] must .*; method\.training="group" does without$'),
         (NAME, {"training": "shared", "shared_layers": ()}, r"method\.shared_layers = \[\] must"),
-        (f"{NAME}+pt", {}, r"method\.name: Sgpt has a tuning of its own, and takes none around it$"),
+        (f"{NAME}+pt", {}, r"has a tuning of its own, and takes no other$"),
         (f"{NAME}+vpt", {}, r"has a tuning of its own, and takes no other$"),
         (NAME, {"training": "both"}, r"method\.training = 'both' should be 'bcd', "),
         (NAME, {"groups": 0}, r"method\.groups = 0 should be greater than or equal to 1$"),

@@ -41,12 +41,12 @@ def test_every_sample_selects_the_nearest_key() -> None:
     method, batch = small(), whole(20)
     params = {**some(method), "keys": torch.randn(G, WIDTH, generator=torch.Generator().manual_seed(2)) * 5}
     expected = cosines(batch.frozen["query"], params["keys"]).argmax(1)
-    found = method.prompts.select(MODEL, params, batch)
+    found = method.tuning.select(MODEL, params, batch)
     np.testing.assert_array_equal(found, expected)
     assert len(set(expected)) > 1
     seen = whole(20, frozen=False)  # its query is computed then
     expected = cosines(MODEL.features(W, seen.x), params["keys"]).argmax(1)
-    np.testing.assert_array_equal(method.prompts.select(MODEL, params, seen), expected)
+    np.testing.assert_array_equal(method.tuning.select(MODEL, params, seen), expected)
     skewed = context(counts=(1000, 0, 0, 0), own=(1, 0, 0, 0))
     assert torch.equal(found, method.assign(MODEL, params, batch, skewed)), "what was selected before changed Eq. 5"
 
@@ -108,4 +108,4 @@ def test_a_batch_may_take_the_group_of_most_of_its_samples() -> None:
     params = some(method)
     expected = cosines(whole(20).frozen["query"], params["keys"]).argmax(1)
     assert len(set(expected)) > 1
-    np.testing.assert_array_equal(method.prompts.select(MODEL, params, whole(20)), expected)
+    np.testing.assert_array_equal(method.tuning.select(MODEL, params, whole(20)), expected)

@@ -57,7 +57,7 @@ def test_block_one_is_a_vit_with_prompts_that_stay() -> None:
     method, batch = small(), whole()
     params, ctx = some(method), context(block(small(), "shared"))
     expected = MODEL.features(W, batch.x, {0: params["shared.0"], 1: params["shared.1"]}, "stay")
-    torch.testing.assert_close(method.prompts.prompted(MODEL, params, batch, chosen=None), expected)
+    torch.testing.assert_close(method.tuning.prompted(MODEL, params, batch, chosen=None), expected)
     torch.testing.assert_close(expected, pooled(params, batch.x, None), rtol=1e-4, atol=1e-5)
     loss, stats = method.loss(MODEL, params, batch, ctx)
     logits = expected @ params["head.weight"].T + params["head.bias"]

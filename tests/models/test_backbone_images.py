@@ -76,7 +76,7 @@ def test_images_of_unequal_size_get_the_size_and_the_pixels_of_the_backbone(back
         load(DatasetConfig(name=str(photos)))
     config = C.make(settings(backbone, photos))
     assert np.array_equal(build.split(config).dataset.images, expected(photos))
-    assert np.array_equal(dryrun.imagine(config)[0].dataset.images, expected(photos))
+    assert np.array_equal(dryrun.placeholder(config.dataset, backbone).images, expected(photos))
     named = C.make(settings(backbone, photos), {"dataset": {"size": 16}})
     assert np.array_equal(build.split(named).dataset.images, expected(photos))
 

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from handmade import HOSTILE, history, line, stage
+from markupsafe import Markup
 from PIL import Image, ImageColor
 
-from promptfed.cli.report import report
+from promptfed.cli.results import report
 from promptfed.errors import UserError
 from promptfed.privacy import Privacy, statement
-from promptfed.report import gather, numbers, page, page_charts, style
+from promptfed.report import gather, numbers, page, style
 from promptfed.report.page import images, sections
 from promptfed.runs.api import Result
 
@@ -60,7 +60,7 @@ def test_columns_of_newcomers_and_common_models_are_there_where_some_run_has_the
     more = {"common": stage([0.3, 0.5]), "newcomers_aggregated": stage([0.2])}
     other = make("other", history(0.5, **more), rounds=4, method="fedrod")
     found = gather.gather([plain.folder, other.folder])
-    assert {"common", "common_global", "newcomers"} <= {c.key for c in numbers.columns(found)}
+    assert {"common", "newcomers"} <= {c.key for c in numbers.columns(found)}
     assert numbers.cell(found.groups[1], column("newcomers"), "last").mean == 0.2
     assert "no common model" in numbers.cell(found.groups[0], column("common"), "last").why
 
@@ -176,9 +176,9 @@ def test_many_clients_rounds_and_methods_stay_small(make: Make, tmp_path: Path) 
         lines = [line(at, [0], aggregated=stage(accuracies if at == 300 else [0.5])) for at in range(1, 301)]
         make(f"m{i}-seed0", lines, clients=0, rounds=300)
     found = gather.gather([tmp_path])
-    charts = [page_charts.clients(found), page_charts.curves(found)[0]]
-    assert all(chart and len(json.dumps(chart.spec)) < 250_000 for chart in charts)
-    rows = next(iter(charts[1].spec["datasets"].values())) if charts[1] else []
+    charts = [sections.clients(found)["chart"], sections.curves(found)["chart"]]
+    assert all(len(json.dumps(chart["spec"])) < 250_000 for chart in charts)
+    rows = next(iter(charts[1]["spec"]["datasets"].values()))
     assert {1, 300} <= {row["round"] for row in rows}
 
 
@@ -196,7 +196,7 @@ def test_pictures_are_shown_once_and_in_full_size(comparison: Path) -> None:
     for name in ("local-seed0", "fedavg-seed0"):
         Image.new("RGB", (3000, 200), "blue").save(comparison / name / "partition.png")
     figures, problems = images.embed(images.find(gather.gather([comparison])))
-    assert [(one.picture.kind, one.width) for one in figures] == [("partition", 3000)]
+    assert [(one.partition, one.width) for one in figures] == [(True, 3000)]
     assert not problems
 
 
@@ -207,14 +207,15 @@ def test_colours_of_pictures_survive(tmp_path: Path) -> None:
     for i, colour in enumerate(style.PALETTE):
         image.paste(ImageColor.getrgb(colour), (20 * i, 0, 20 * i + 20, 20))
     image.save(tmp_path / "a.png")
-    (figure,), _ = images.embed([images.Picture(tmp_path / "a.png", "a", "picture")])
+    (figure,), _ = images.embed({tmp_path / "a.png": ""})
     again = Image.open(io.BytesIO(base64.b64decode(figure.uri.split(",")[1])))
     assert again.tobytes() == image.tobytes()
 
 
 def test_the_number_of_pictures_is_limited(comparison: Path) -> None:
+    (comparison / "analysis").mkdir()
     for i in range(images._MOST + 1):
-        Image.new("RGB", (30, 20), (i, 0, 0)).save(comparison / f"picture-{i:02}.png")
+        Image.new("RGB", (30, 20), (i, 0, 0)).save(comparison / "analysis" / f"picture-{i:02}.png")
     with pytest.warns(UserWarning, match=rf"not shown: .*picture-{images._MOST}\.png"):
         text = page.write([comparison], comparison / "report.html").read_text()
     assert text.count('src="data:image') == images._MOST
@@ -237,43 +238,33 @@ class Tags(HTMLParser):
 
 
 def poisoned(value: Any) -> Any:
-    """The same view with markup in front of every text."""
-    if isinstance(value, str):
-        return f"{MARKUP}{value}" if value else value
-    if isinstance(value, Path):
-        return value.with_name(MARKUP.replace("/", "") + value.name)
-    if isinstance(value, dict):
-        return {poisoned(key): poisoned(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(poisoned(one) for one in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        kept = {"template"} if isinstance(value, page.Section) else set()
-        new = {f.name: poisoned(getattr(value, f.name)) for f in fields(value) if f.name not in kept}
-        return replace(value, **new)
-    return value
+    """Any text of the page with markup in front of it, except for what is HTML already."""
+    return f"{MARKUP}{value}" if isinstance(value, str | Path) and not isinstance(value, Markup) else value
 
 
 MARKUP = "</script><b onclick='boom()' id=\"x\">&amp;\u202e\U0001f642{{ 7 * 7 }}"
 
 
-def test_markup_in_any_text_is_only_text(comparison: Path, make: Make) -> None:
+def test_markup_in_any_text_is_only_text(comparison: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     stated = statement(Privacy(clip=0.5, noise=4.0), {0: 3, 1: 1}, 3, seeded=False)
     lost = make("lost-seed0", [line(1, [0, 1], left_out=[1], aggregated=stage([0.1, 0.2, 0.3]))], rounds=1)
     (lost.folder / "result.json").write_text(json.dumps({**lost.numbers, "privacy": stated}))
     (lost.folder / "analysis").mkdir()
     Image.new("RGB", (30, 20), "red").save(lost.folder / "analysis" / "drift.png")
     (lost.folder / "analysis" / "drift.csv").write_text("round,drift\n1,0.25\n")
-    for name in ("partition.png", "curves.png"):
+    for name in ("partition.png", "prompts.png"):
         Image.new("RGB", (len(name), 20), "blue").save(comparison / name)
     labels = [HOSTILE, "FedAvg", "local", "lost"]
     table = [{"label": label, "row": label, "column": "one"} for label in labels]
     (comparison / "table.json").write_text(json.dumps(table))
-    plain = page.view(gather.gather([comparison]), Path("report.html"))
-    plain = replace(plain, problems=["a problem"])
-    assert len(plain.sections) == 10, "every section has something to say"
-    hostile = poisoned(plain)
-    text = page.render(hostile).replace(page.bundle(), "")
-    assert Tags(text).seen == Tags(page.render(plain).replace(page.bundle(), "")).seen
-    assert "{{ 7 * 7 }}" in text
+    found = page.view(gather.gather([comparison]), Path("report.html")) | {"problems": ["a problem"]}
+    assert len(found["sections"]) == 9, "every section has something to say"
+    plain = page.render(found).replace(page.bundle(), "")
+    hostile = page.environment().overlay(finalize=poisoned)
+    monkeypatch.setattr(page, "environment", lambda: hostile)
+    found["data"]["labels"].append(MARKUP)
+    text = page.render(found).replace(page.bundle(), "")
+    assert text.count("{{ 7 * 7 }}") > 300
+    assert Tags(text).seen == Tags(plain).seen
     stored = text.split('id="data">')[1].split("</script>")[0]
-    assert json.loads(stored) == hostile.data
+    assert json.loads(stored) == found["data"]

@@ -11,9 +11,9 @@ from handmade import history, line, stage
 from PIL import Image
 
 from promptfed import privacy
-from promptfed.report import gather, numbers, page, page_charts, tasks
+from promptfed.report import gather, numbers, page
 from promptfed.report.numbers import KINDS
-from promptfed.report.page import images
+from promptfed.report.page import images, sections
 from promptfed.runs.api import Result
 
 Make = Callable[..., Result]
@@ -43,7 +43,7 @@ def bold(text: str, column: int) -> list[str]:
 
 def of(folders: list[Path]) -> list[tuple[str, list[str]]]:
     found = gather.gather(folders)
-    return [(task.words, [group.label for group in task.groups]) for task in tasks.tasks(found)]
+    return [(task.words, [group.label for group in task.groups]) for task in gather.tasks(found)]
 
 
 # ---- tasks
@@ -58,17 +58,23 @@ def test_rows_of_different_partitions_are_not_ranked_together(make: Make) -> Non
         make("d", history(0.9), rounds=4, method="fedrep", **large).folder,
     ]
     assert of(folders) == [
-        (f"{WORDS}, 120 images", ["fedavg", "fedper"]),
-        (f"{WORDS}, 150 images", ["local", "fedrep"]),
+        (f"{WORDS}, dataset.limit = 120", ["fedavg", "fedper"]),
+        (f"{WORDS}, dataset.limit = 150", ["local", "fedrep"]),
     ]
     text = shown(*folders)
     assert bold(text, 4) == ["fedavg: 50.0", "fedrep: 90.0"]
     assert text.count('data-key="setting"') == text.count('data-key="label"')
     lead = words(text.split("<dl")[0])
     assert "2 tasks" in lead
-    assert "120 images: Highest local accuracy in the last round: fedavg, 50.0 %, 10.0 points above fedper." in lead
-    assert "150 images: Highest local accuracy in the last round: fedrep, 90.0 %" in lead
-    assert re.findall(r"<h3>(digits.*?)</h3>", text) == [f"{WORDS}, 120 images", f"{WORDS}, 150 images"]
+    assert (
+        "dataset.limit = 120: Highest local accuracy in the last round: fedavg, 50.0 %, 10.0 points above fedper."
+        in lead
+    )
+    assert "dataset.limit = 150: Highest local accuracy in the last round: fedrep, 90.0 %" in lead
+    assert re.findall(r"<h3>(digits.*?)</h3>", text) == [
+        f"{WORDS}, dataset.limit = 120",
+        f"{WORDS}, dataset.limit = 150",
+    ]
 
 
 def test_words_of_tasks_have_what_tells_them_apart(make: Make) -> None:
@@ -82,10 +88,10 @@ def test_words_of_tasks_have_what_tells_them_apart(make: Make) -> None:
     folders = [split("fedavg", 3), split("fedper", 8), split("local", 8)]
     common = "digits, pathological, 3 clients"
     assert [task for task, _ in of(folders[:2])] == [
-        f"{common}, 3 classes per client",
-        f"{common}, 8 classes per client",
+        f"{common}, partition.classes_per_client = 3",
+        f"{common}, partition.classes_per_client = 8",
     ]
-    assert [task for task, _ in of(folders[1:])] == [f"{common}, split A", f"{common}, split B"]
+    assert [task for task, _ in of(folders[1:])] == [f"{common}, split 1", f"{common}, split 2"]
 
 
 def test_seeds_with_partitions_of_their_own_are_one_task(make: Make, tmp_path: Path) -> None:
@@ -155,9 +161,8 @@ def test_nobody_has_partitioned_a_consortium(make: Make) -> None:
     assert "dirichlet" not in said.split("first.toml")[0]
     assert "partition.png" not in said
     assert "No partition.json" not in said
-    chart = page_charts.samples(found.groups[0], 0)
-    assert chart
-    rows = next(iter(chart.spec["datasets"].values()))
+    ((_, chart),) = sections.partition(found, [])["charts"]
+    rows = next(iter(chart["spec"]["datasets"].values()))
     assert [row["n"] for row in rows if row["part"] == "train"] == [100, 101, 102]
     assert "needs the sites with their own images" in said
     assert "give the same numbers" not in said.replace("does not give the same numbers", "")
@@ -239,4 +244,4 @@ def test_every_partition_is_shown_under_its_heading(make: Make) -> None:
     for name, colour in (("partition.png", "blue"), ("partition-2.png", "red"), ("partition-free.png", "green")):
         Image.new("RGB", (300, 200), colour).save(folder / name)
     found = images.find(gather.gather([folder]))
-    assert {one.path.name for one in found if one.kind == "partition"} == {"partition.png", "partition-2.png"}
+    assert {path.name for path in found} == {"partition.png", "partition-2.png"}

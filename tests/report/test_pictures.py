@@ -11,8 +11,9 @@ from PIL import Image
 
 from promptfed.clients.store import Store
 from promptfed.errors import UserError
-from promptfed.report import charts, draw_comparison, draw_run, pictures, prompts, run_charts, style
+from promptfed.report import charts, draw_comparison, draw_run, prompts, run_charts, style
 from promptfed.report.gather import Group, ReportData, read
+from promptfed.report.numbers import thin
 from promptfed.runs import config as C
 from promptfed.runs.api import Result, run
 from promptfed.runs.build import assemble
@@ -88,35 +89,13 @@ def some_rounds() -> list[dict[str, object]]:
 
 
 def test_curves_show_what_is_on_record(make: Make) -> None:
-    chart = run_charts.curves(Run(make("a", some_rounds()).folder))
-    lines = series(chart)
-    assert lines["local: mean over clients, own test data"] == ([2, 4], pytest.approx([30, 60]))
-    assert lines["global: all clients' test data"] == ([2, 4], [25, 35])
+    lines = series(run_charts.curves(Run(make("a", some_rounds()).folder)))
+    assert lines["local"] == ([2, 4], pytest.approx([30, 60]))
+    assert lines["worst client"] == ([2, 4], pytest.approx([20, 40]))
+    assert lines["global"] == ([2, 4], [25, 35])
     # the scores of all clients at the end are no point of the line of participants
-    assert lines["after local training: participants of the round"] == ([2, 4], pytest.approx([60, 55]))
-    assert lines["after local training: all clients"] == ([4], [75])
-    band = "worst to best client"
-    assert series(chart, "low")[band] == ([2, 4], pytest.approx([20, 40]))
-    assert series(chart, "high")[band] == ([2, 4], pytest.approx([40, 80]))
-    legend = next(one for one in texts(chart.to_dict(), "domain") if band in one)  # type: ignore[union-attr]
-    assert len(legend) == 6
-
-    losses = [(row["round"], row["value"]) for row in rows(chart) if set(row) == {"round", "value"}]
-    assert losses == [(1, 2.0), (2, 1.5), (3, None), (4, 1.0)]
-    assert [row for row in rows(chart) if set(row) == {"round"}] == [{"round": 3}] * 2
-    assert any("(2 times)" in text for text in texts(chart.to_dict(), "text") if isinstance(text, str))  # type: ignore[union-attr]
-
-
-def test_who_was_not_evaluated_is_among_the_clients(make: Make) -> None:
-    folder = make("a", [line(1, [0, 2], aggregated=stage([0.4, 0.8], None, [0, 2]))]).folder
-    chart = run_charts.clients(Run(folder))
-    assert [(row["value"], row["why"]) for row in rows(chart) if "why" in row] == [
-        (80, ""),
-        (40, ""),
-        (None, "not evaluated"),
-    ]
-    assert '["2", "0", "1"][datum.value]' in texts(chart.to_dict(), "labelExpr")  # type: ignore[union-attr]
-    assert "1 of 3 not evaluated" in " ".join(chart.to_dict()["title"]["text"])  # type: ignore[union-attr]
+    assert lines["after local"] == ([2, 4], pytest.approx([60, 55]))
+    assert lines["loss"] == ([1, 2, 4], [2.0, 1.5, 1.0])
 
 
 def test_names_are_cut_where_they_stay_apart() -> None:
@@ -126,38 +105,15 @@ def test_names_are_cut_where_they_stay_apart() -> None:
     assert style.short(twins, 18) == twins
 
 
-def test_after_local_of_full_rounds_is_one_line(make: Make) -> None:
-    lines = [line(r, [0, 1, 2], aggregated=stage([0.1] * 3), after_local=stage([0.2] * 3)) for r in (1, 2)]
-    chart = run_charts.curves(Run(make("a", lines).folder))
-    assert series(chart)["after local training: all clients"] == ([1, 2], pytest.approx([20, 20]))
-
-
-def test_clients_are_sorted_by_accuracy(make: Make) -> None:
-    folder = make("a", some_rounds()).folder
-    chart = run_charts.clients(Run(folder))
-    assert [(row["value"], row["why"]) for row in rows(chart) if "why" in row] == [
-        (pytest.approx(80), ""),
-        (pytest.approx(40), ""),
-        (None, "no test data"),
-    ]
-    assert '["2", "0", "1"][datum.value]' in texts(chart.to_dict(), "labelExpr")  # type: ignore[union-attr]
-    shares = Run(folder).shares
-    assert [row["n"] for row in rows(chart) if row.get("part") == "train"] == [shares[i].train for i in (2, 0, 1)]
-
-
 def test_hundreds_of_clients_have_numbers_in_place_of_names(make: Make) -> None:
-    accuracies: list[float | None] = [i / 60 for i in range(60)]
-    accuracies[7] = None
-    chart = run_charts.clients(Run(make("a", [line(1, [0], aggregated=stage(accuracies))], clients=60).folder))
-    assert len([row for row in rows(chart) if "why" in row]) == 59
-    spec = chart.to_dict()  # type: ignore[union-attr]
-    assert [0, 10, 20, 30, 40, 50] in texts(spec, "values")
-    assert any("1 without test data" in str(title) for title in texts(spec, "title"))
+    chart = run_charts.samples(Run(make("a", [], clients=60).folder).shares)
+    assert len(rows(chart)) == 3 * 60
+    assert [0, 10, 20, 30, 40, 50] in texts(chart.to_dict(), "values")  # type: ignore[union-attr]
 
 
 def test_pictures_of_a_run(make: Make) -> None:
     folder = make("a", some_rounds()).folder
-    check(draw_run(folder), "curves.png", "clients.png", "partition.png")
+    check(draw_run(folder), "curves.png", "partition.png")
     assert not list(folder.glob("*.part"))
 
 
@@ -165,7 +121,7 @@ def test_pictures_of_a_run(make: Make) -> None:
 def test_any_number_of_clients(make: Make, clients: int) -> None:
     accuracies = np.random.default_rng(0).random(clients).tolist()
     folder = make("a", [line(1, range(clients), aggregated=stage(accuracies))], clients=clients).folder
-    check(draw_run(folder), "curves.png", "clients.png", "partition.png")
+    check(draw_run(folder), "curves.png", "partition.png")
 
 
 def test_a_run_that_goes_on_is_drawn_as_far_as_it_is(make: Make) -> None:
@@ -174,7 +130,7 @@ def test_a_run_that_goes_on_is_drawn_as_far_as_it_is(make: Make) -> None:
     cut = make("cut", some_rounds()).folder
     with (cut / "rounds.jsonl").open("a") as file:
         file.write('{"round": 5, "cli')
-    check(draw_run(cut), "curves.png", "clients.png", "partition.png")
+    check(draw_run(cut), "curves.png", "partition.png")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +148,7 @@ def test_a_single_round(make: Make, scores: dict[str, object]) -> None:
 
 
 def test_a_folder_without_partition(make: Make) -> None:
-    check(draw_run(make("a", some_rounds(), clients=0).folder), "curves.png", "clients.png")
+    check(draw_run(make("a", some_rounds(), clients=0).folder), "curves.png")
 
 
 def test_a_dataset_that_is_gone_costs_the_pictures_that_need_it(make: Make) -> None:
@@ -200,7 +156,7 @@ def test_a_dataset_that_is_gone_costs_the_pictures_that_need_it(make: Make) -> N
     file = folder / "config.toml"
     file.write_text(file.read_text().replace("limit = 120", "limit = 100"))
     with pytest.warns(UserWarning, match="no picture of the partition and the prompts: .* another dataset"):
-        check(draw_run(folder), "curves.png", "clients.png")
+        check(draw_run(folder), "curves.png")
 
 
 def test_words_are_taken_as_they_stand(make: Make) -> None:
@@ -209,9 +165,9 @@ def test_words_are_taken_as_they_stand(make: Make) -> None:
     split.write_text(split.read_text().replace('"client-0"', '"$a_b\\"]"').replace('"client-1"', r'"_x$y\\frac$"'))
     run = Run(folder)
     assert run.name(0) == '$a_b"]'
-    for chart in (run_charts.curves(run), run_charts.clients(run)):
-        assert chart
-        style.save(chart, folder / "a.png")
+    chart = run_charts.samples(run.shares)
+    assert chart
+    style.save(chart, folder / "a.png")
 
 
 # ---- prompts
@@ -232,7 +188,7 @@ def test_prompts_are_read_from_the_store(make: Make, template: str) -> None:
     store.put(3, {2: {name: p + 5 for name, p in remembered.items()}})  # a round that was not completed
     store.close()
 
-    found = prompts.read(Run(folder), tuning, parts.federation.dataset)
+    found = prompts.read(Run(folder))
     assert found
     assert found.round == 2
     assert list(found.clients) == [0, 2]
@@ -252,7 +208,7 @@ def test_prompts_of_a_method_that_has_none(make: Make) -> None:
 
 def test_at_most_sixteen_prompts_are_shown() -> None:
     image = np.zeros((4, 4, 1))
-    few = prompts._some(list(range(100, 600)))
+    few = thin(range(100, 600), prompts.MOST)
     assert len(few) == prompts.MOST
     assert (few[0], few[-1]) == (100, 599)
     run = Run(Path("a"))
@@ -279,7 +235,7 @@ def test_a_real_run(tmp_path: Path) -> None:
         rounds=2,
         **{"engine.workers": 1},
     )
-    check(draw_run(done.folder), "curves.png", "clients.png", "partition.png", "prompts.png")
+    check(draw_run(done.folder), "curves.png", "partition.png", "prompts.png")
     check(
         draw_comparison(tmp_path, {"pFedPT": [done]}),
         "comparison.png",
@@ -408,8 +364,6 @@ def test_what_was_evaluated_once_has_no_curves(make: Make, tmp_path: Path) -> No
     }
     check(draw_comparison(out, once), "comparison.png", "communication.png", "partition.png")
     assert not (out / "curves.png").exists()
-    columns = data(once, {"fedavg": ("fedavg", "A"), "fedper": ("fedper", "A")})
-    assert pictures._charts(columns)["curves.png"] is None
 
 
 def test_every_different_partition_is_drawn(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,25 +391,6 @@ def test_every_different_partition_is_drawn(make: Make, tmp_path: Path, monkeypa
     check(draw_comparison(out, {"a": [small], "b": [small]}), "comparison.png", "partition.png")
     assert titles["partition.png"] == "digits, dirichlet, 1 client", "there is but one"
     assert not (out / "partition-2.png").exists()
-
-
-def test_no_method_is_best_where_all_are_level(make: Make) -> None:
-    run = make("a", [line(1, [0], aggregated=stage([0.5]))], clients=1)
-    other = make("b", [line(1, [0], aggregated=stage([0.6]))], clients=1)
-    places = {"a, level": ("a", "level"), "b, level": ("b", "level"), "a, odd": ("a", "odd"), "b, odd": ("b", "odd")}
-    runs = {"a, level": [run], "b, level": [run], "a, odd": [run], "b, odd": [other]}
-    chart = charts.matrix(data(runs, places))
-    assert [row["text"] for row in rows(chart) if row.get("best")] == ["60.0"]
-    assert [row["shade"] for row in rows(chart)] == [0, 0, 0, 1]
-
-
-def test_columns_are_panels_in_which_a_method_looks_the_same(results: dict[str, list[Result]]) -> None:
-    columns = {label: (label.lower(), "left" if label == "Local" else "right") for label in results}
-    chart, _ = charts.curves(data(results, columns), panels=True)
-    assert chart
-    spec = chart.to_dict()
-    assert spec["facet"]["sort"] == ["right", "left"]
-    assert {(row["label"], row["column"]) for row in rows(chart)} == set(columns.values())
 
 
 def test_pictures_have_a_known_format(results: dict[str, list[Result]], tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_small_scale_is_told_with_its_data_and_rounds() -> None:
     jobs = comparison.plan([{}], found, Path("x"))
     done = dict.fromkeys(("fedavg, CIFAR-10", "fedavg, Office"))
     assert comparison.scale(jobs, done, "/somewhere/pfedpg/table4.toml") == (
-        "at the small scale of pfedpg/table4.toml: digits and shapes, 1 to 2 rounds; labels are those of the full scale"
+        "at the small scale of pfedpg/table4.toml: digits, shapes, 1 to 2 rounds; labels are those of the full scale"
     )
     one = dict.fromkeys(("fedavg, Office",))
     assert comparison.scale(jobs, one, "mine.toml").startswith("at the small scale of mine.toml: shapes, 1 round; ")

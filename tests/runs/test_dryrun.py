@@ -15,7 +15,7 @@ from promptfed.models.pretrained.known import KNOWN, fresh
 from promptfed.params import numel
 from promptfed.runs import comparison, dryrun
 from promptfed.runs import config as C
-from promptfed.runs.mini import small
+from promptfed.runs.api import small
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
@@ -30,7 +30,7 @@ PAPERS = {
 
 def jobs(path: Path, mini: bool, **given: object) -> list[comparison.Job]:
     source = C.read(path)
-    found = comparison.rows(source["compare"], mini=small(source, mini))
+    found = comparison.rows(source["compare"], mini=small(source) if mini else None)
     return comparison.plan([comparison.without_compare(source), C.undot(given.items())], found, Path("x"))
 
 
@@ -301,7 +301,10 @@ def test_dry_run_starts_nothing(promptfed: Callable, file: Callable[..., Path], 
         (["compare", "quickstart", "--only", "nobody"], "must be part of the label"),
         (["run", "--dry-run", "dataset.name=someone/something"], "nor in the catalogue"),
         (["run", "--dry-run", "backbone.name=someone/something"], "has shapes that only its files tell"),
-        (["run", "--dry-run", "dataset.size=32", "backbone.name=openai/clip-vit-base-patch16"], "takes 224x224 pixels"),
+        (
+            ["run", "--dry-run", "dataset.size=32", "backbone.name=openai/clip-vit-base-patch16"],
+            "takes images of 224x224 pixels",
+        ),
         (["run", "--dry-run", "partition=disjoint", "partition.clients=11"], "is more than the 10 classes"),
         (["run", "--dry-run", "backbone.part=image"], "is no CLIP"),
     ],

@@ -296,7 +296,7 @@ class Watching:
 
 def test_a_view_is_told_of_rounds_once_they_are_on_disk(tmp_path: Path) -> None:
     view = Watching(tmp_path)
-    folder = Folder(tmp_path, view)
+    folder = Folder(tmp_path, [view])
     folder.begin(1, [4, 5])
     folder.end(line(1, 0.1), state(1))
     assert view.seen == [("begin", 1, [4, 5]), ("end", 1, 1)]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from promptfed.cli import view
 from promptfed.runs import tables
 from promptfed.runs.api import Result
 
@@ -51,13 +50,13 @@ def compared(**changes: Any) -> dict[str, list[Result]]:
 
 
 def test_a_run_tells_of_how_many_clients_each_number_is() -> None:
-    lines = {line.split("│")[1].strip(): line for line in shown(view.outcome(numbers())).splitlines() if "│" in line}
+    lines = {line.split("│")[1].strip(): line for line in shown(tables.outcome(numbers())).splitlines() if "│" in line}
     assert "10 of 10" in lines["aggregated, last"]
     assert "1 of 10" in lines["after local, last"]
 
 
 def test_a_client_that_was_away_at_an_evaluation_is_seen() -> None:
-    said = shown(view.outcome(numbers(there=9)))
+    said = shown(tables.outcome(numbers(there=9)))
     assert "9 of 10" in said
     assert "8.5 of 10" in said  # on average over the rounds of a mean
     (row,) = tables.table(compared(there=9))
@@ -70,7 +69,7 @@ def test_accuracy_after_local_training_is_marked_where_it_is_not_of_all_clients(
     assert tables.cells(part)[place] == "85.0 (1 of 10)"
     assert tables.cells(whole)[place] == "85.0"
     assert part["clients"] == {"local": {"n": 10, "of": 10}, "after_local": {"n": 1, "of": 10}}
-    assert "85.0 (1 of 10)" in shown(view.comparison([part]))
+    assert "85.0 (1 of 10)" in shown(tables.comparison([part]))
 
 
 def test_of_several_seeds_the_fewest_clients_are_told() -> None:
@@ -86,7 +85,7 @@ def test_results_of_before_clients_were_counted_are_shown_as_they_are() -> None:
             del found["of"]
     (row,) = tables.table({"fedavg": [Result(Path("x"), old)]})
     assert tables.cells(row)[tables.HEADERS.index("trained")] == "85.0"
-    assert "aggregated, last" in shown(view.outcome(old))
+    assert "aggregated, last" in shown(tables.outcome(old))
 
 
 # ---- what a reader must know
@@ -94,11 +93,11 @@ def test_results_of_before_clients_were_counted_are_shown_as_they_are() -> None:
 
 def test_tables_say_what_they_show_and_what_to_report(tmp_path: Path) -> None:
     rows = tables.save(compared(), tmp_path)
-    for said in (shown(view.comparison(rows)), (tmp_path / "table.md").read_text()):
+    for said in (shown(tables.comparison(rows)), (tmp_path / "table.md").read_text()):
         assert "As aggregated" in said
         assert "±: sample deviation over seeds" in said
         assert "What to report" in said
-    said = shown(view.outcome(numbers()))
+    said = shown(tables.outcome(numbers()))
     assert "std, worst: over clients" in said
     assert "To report: aggregated, last, over several seeds" in said
 
@@ -107,7 +106,7 @@ def test_a_small_scale_is_told_in_every_table(tmp_path: Path) -> None:
     scale = "at the small scale of pfedpg/table4.toml: digits, 2 rounds; labels are those of the full scale"
     places = {"AdaIN, CIFAR-10": ("AdaIN", "CIFAR-10")}
     rows = tables.save(compared(), tmp_path, places, scale)
-    assert scale in shown(view.comparison(rows))
+    assert scale in shown(tables.comparison(rows))
     assert (tmp_path / "table.md").read_text().startswith("At" + scale[2:])
     assert json.loads((tmp_path / "table.json").read_text())[0]["scale"] == scale
     (line,) = csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text()))
@@ -118,11 +117,11 @@ def test_a_small_scale_is_told_in_every_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rounds", "words"), [(1, "1 round"), (2, "2 rounds")])
 def test_one_round_is_not_rounds(rounds: int, words: str) -> None:
-    assert shown(view.outcome(numbers(rounds=rounds))).splitlines()[0] == f"fedavg, seed 0, {words}"
+    assert shown(tables.outcome(numbers(rounds=rounds))).splitlines()[0] == f"fedavg, seed 0, {words}"
 
 
 def test_a_title_is_not_folded_to_the_width_of_a_narrow_table() -> None:
     rows = tables.table(compared(), {"AdaIN, CIFAR-10": ("AdaIN", "CIFAR-10")})
-    lines = shown(view.comparison(rows), 100).splitlines()
+    lines = shown(tables.comparison(rows), 100).splitlines()
     assert lines[0] == "accuracy in %, of the last round; local: mean over clients"
     assert max(len(line) for line in lines if "AdaIN" in line) < len(lines[0])

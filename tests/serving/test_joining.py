@@ -1,6 +1,7 @@
 """A new site gets a model of its own from a finished run, which stays as it is."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from serving_runs import NAMES, RUNS, Runs, fingerprint, pictures
 from typer.testing import CliRunner
 
 from promptfed import UserError, serving
-from promptfed.cli import serving as command
+from promptfed.cli import results as command
 from promptfed.data.partitions import stratified
 from promptfed.data.site_images import SPLIT
 from promptfed.method import Method
+from promptfed.runs import config as C
 from promptfed.seeding import rng
 from promptfed.serving import joining
 
@@ -86,6 +88,18 @@ def test_joining_twice_gives_the_same(runs, site, tmp_path):
             joining.join(runs[name].folder, site, out=tmp_path / f"{name}-{i}").folder / joining.MODEL for i in (0, 1)
         ]
         assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_what_is_sent_to_nobody_is_not_clipped(runs, site, tmp_path):
+    """A private run's settings concern updates that leave a site."""
+    private = shutil.copytree(runs["fedavg"].folder, tmp_path / "private")
+    config = C.make(C.read(private / "config.toml"), {"privacy": {"clip": 1e-6}})
+    (private / "config.toml").write_text(C.dump(config.complete()))
+    plain, joined = (
+        joining.join(run, site, out=tmp_path / f"joined-{run.name}") for run in (runs["fedavg"].folder, private)
+    )
+    for name, p in plain.model.params.items():
+        assert np.array_equal(p, joined.model.params[name])
 
 
 def test_a_private_prompt_is_trained_for_the_site(runs, site, tmp_path):

@@ -16,7 +16,7 @@ from serving_runs import NAMES, RUNS, Runs, fingerprint
 from typer.testing import CliRunner
 
 from promptfed import UserError, serving
-from promptfed.cli import serving as command
+from promptfed.cli import results as command
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack, unpack
 from promptfed.data.images import Resize, pixels
@@ -309,7 +309,7 @@ def test_frozen_weights_must_be_those_of_the_training(runs, tmp_path):
 
 
 def test_a_file_does_not_choose_which_code_runs(runs, exported, tmp_path, monkeypatch):
-    (tmp_path / "stranger.py").write_text("from promptfed.methods.fedper import FedPer as Mine\n")
+    (tmp_path / "stranger.py").write_text("from promptfed.methods.shared_body import FedPer as Mine\n")
     monkeypatch.syspath_prepend(tmp_path)
     card = unpack(exported.read_bytes())[1]
     file = changed(exported, tmp_path / "m.safetensors", method={**card["method"], "name": "stranger:Mine"})

@@ -13,8 +13,7 @@ import torch
 
 from .. import params as P
 from ..errors import UserError
-from ..methods.dp2fl import Dp2fl
-from ..methods.dp2fl.weights import distance, local_weights
+from ..methods.dp2fl import Dp2fl, distance, local_weights
 from ..params import Params
 from ..report import marks, style
 from ..training import context

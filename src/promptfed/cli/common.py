@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ..errors import UserError
-from . import interrupts, lazy
+from . import lazy
 
 if TYPE_CHECKING:
     from ..runs import config as C
@@ -53,4 +53,4 @@ def interruptible(again: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         console.print(f"\nstopped; all completed rounds are kept. Go on with:\n  {again}", soft_wrap=True)
-        raise typer.Exit(interrupts.CODE) from None
+        raise typer.Exit(lazy.INTERRUPTED) from None

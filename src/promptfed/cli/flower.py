@@ -6,10 +6,9 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -19,10 +18,28 @@ from typer.core import TyperCommand
 from ..errors import UserError
 from . import lazy
 
+
+class _Module(lazy.Module):
+    """A module of promptfed.flower, which needs Flower."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            import flwr  # noqa: F401
+        except ImportError:
+            raise UserError('promptfed flower needs Flower: pip install "promptfed[flower]"') from None
+        return super().__getattr__(name)
+
+
 if TYPE_CHECKING:
+    from ..flower import certificates, consortium, server
+    from ..flower import link as links
+    from ..flower import node as nodes
+    from ..flower import site as sites
     from ..runs import config as C
 else:
     C = lazy.Module("runs.config")
+    certificates, consortium, server = (_Module(f"flower.{name}") for name in ("certificates", "consortium", "server"))
+    links, nodes, sites = (_Module(f"flower.{name}") for name in ("link", "node", "site"))
 
 app = typer.Typer(help="Federated learning between real sites, on Flower.", no_args_is_help=True, rich_markup_mode=None)
 console = Console()
@@ -36,13 +53,6 @@ Insecure = Annotated[
 
 def _say(text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def _needs_flower() -> None:
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        raise UserError('promptfed flower needs Flower: pip install "promptfed[flower]"') from None
 
 
 # ---- at the server
@@ -60,7 +70,6 @@ def init(
     address: Annotated[str, typer.Option("--address", help="where sites find the server")] = "127.0.0.1:9092",
 ) -> None:
     """Write down what the sites agree on, and the Flower app."""
-    from ..flower import consortium
     from ..runs import api
 
     words = list(words or [])
@@ -84,10 +93,7 @@ def certs(
     days: Annotated[int, typer.Option("--days", min=1, max=3650, help="days until the certificate expires")] = 365,
 ) -> None:
     """Make or renew the server's certificate."""
-    _needs_flower()
-    from ..flower import certificates, consortium
-
-    _, agreed = consortium.read(folder)
+    _, agreed = sites.read_agreed(folder)
     tls, names = folder / consortium.TLS, [agreed.address.rpartition(":")[0], *(host or [])]
     known = any((tls / name).exists() for name in (certificates.CA, certificates.CA_KEY))
     if known and not host and (tls / certificates.SERVER).exists():
@@ -113,10 +119,7 @@ def link(
     insecure: Insecure = False,
 ) -> None:
     """Run the SuperLink until it is stopped."""
-    _needs_flower()
-    from ..flower import link as flower_link
-
-    flower_link.link(folder, host, insecure, _say)
+    links.link(folder, host, insecure, _say)
 
 
 @app.command()
@@ -127,19 +130,15 @@ def admit(
     replace: Annotated[bool, typer.Option("--replace", help="replace the node that is this client now")] = False,
 ) -> None:
     """Let a site take part, by its public key, or change which client it is. The SuperLink must be running."""
-    _needs_flower()
-    from ..flower import consortium
-    from ..flower import link as flower_link
-
-    _, agreed = consortium.read(folder)
+    _, agreed = sites.read_agreed(folder)
     if client >= agreed.clients:
         raise UserError(f"--client = {client} must be 0 to {agreed.clients - 1}")
-    with flower_link.control(folder, insecure=False) as control:
-        node = flower_link.registered(control, key)
+    with links.control(folder, insecure=False) as control:
+        node = links.registered(control, key)
         other = consortium.taken(folder, client, node)
         if other is not None and not replace:
             raise UserError(f"--client = {client} is node {other} already: --replace puts this site in its place")
-        node = flower_link.register(control, key) if node is None else node
+        node = links.register(control, key) if node is None else node
     consortium.remember(folder, node, client)
     _say(f"client {client} is admitted as node {node}" + ("" if other is None else f", in place of node {other}"))
 
@@ -149,10 +148,7 @@ def expel(
     folder: Folder, client: Annotated[int, typer.Option("--client", min=0, help="which client is excluded")]
 ) -> None:
     """Exclude a site from runs submitted from now on. admit lets it in again."""
-    _needs_flower()
-    from ..flower import consortium
-
-    consortium.read(folder)
+    sites.read_agreed(folder)
     node = consortium.forget(folder, client)
     _say(f"client {client}, node {node}, is excluded from runs submitted from now on")
 
@@ -164,44 +160,32 @@ def submit(
     insecure: Insecure = False,
 ) -> None:
     """Start or resume a run, and follow it to its end."""
-    _needs_flower()
     from .. import privacy
-    from ..flower import consortium
-    from ..flower import link as flower_link
-    from ..flower.server import WAITING, told
-    from ..flower.site import run_name
-    from ..runs import record
-    from . import view
+    from ..runs import record, tables
 
-    config, agreed = consortium.read(folder)
-    path = folder / "runs" / run_name(name)
-    done, waited = len(record.read_lines(path)), ""
-    (path / WAITING).unlink(missing_ok=True)
-    with flower_link.control(folder, insecure) as control:
-        number = flower_link.start(control, folder, name)
+    _, agreed = sites.read_agreed(folder)
+    path = folder / "runs" / sites.run_name(name)
+    done = len(record.read_lines(path))
+    with links.control(folder, insecure) as control:
+        number = links.start(control, folder, name)
         _say(f"run {number} is submitted" + (f"; {done} rounds are completed" if done else ""))
         state = ("", "", "")
         try:
             while state[0] != "finished":
                 time.sleep(1)
-                state = flower_link.status(control, number)
-                missing = (path / WAITING).read_text() if (path / WAITING).exists() else ""
-                if missing not in ("", "[]", waited):
-                    patience = f"engine.patience = {config.engine.patience:g} s"
-                    _say(f"waiting for client {missing[1:-1]}, for {patience} at most")
-                waited = missing
+                state = links.status(control, number)
                 for line in record.read_lines(path)[done:]:
-                    _say(told(line, agreed.clients))
+                    _say(server.told(line, agreed.clients))
                     done += 1
         except KeyboardInterrupt:
-            flower_link.stop(control, number)
+            links.stop(control, number)
             again = f"promptfed flower submit {folder} --name {name}"
             _say(f"stopped; all completed rounds are kept. Resume with:\n  {again}")
             raise typer.Exit(130) from None
     if state[1] != "completed":
         raise UserError(state[2].removeprefix("ServerApp failed with exception: ") or f"the run has {state[1]}")
     numbers = json.loads((path / "result.json").read_text())
-    console.print(view.outcome(numbers))
+    console.print(tables.outcome(numbers))
     if "privacy" in numbers:
         _say(privacy.sentence(numbers["privacy"]))
     _say(f"everything is in {path}")
@@ -224,90 +208,60 @@ def site(
     ] = None,
 ) -> None:
     """Make this site's folder and its key pair, and read its images."""
-    _needs_flower()
-    from ..flower import certificates
-    from ..flower import site as site_folder
-
-    if (folder / site_folder.SETTINGS).exists():
+    if (folder / sites.SETTINGS).exists():
         raise UserError(f'"{folder}" holds a site already')
     if (folder / certificates.KEY).exists():
         raise UserError(f'"{folder / certificates.KEY}" is there already; move it away if there is to be a new one')
-    images = str(data.expanduser().absolute())
+    if "consortium" not in C.read(agreed):
+        raise UserError(f'--consortium = "{agreed}" is not a consortium.toml: it has no [consortium]')
     chosen: dict[str, Any] = {
         "client": client,
-        "data": images,
+        "data": str(data.expanduser().absolute()),
         "backbone": str(Path(backbone).absolute()) if backbone and Path(backbone).exists() else backbone,
         "device": device,
         "epsilon": epsilon,
     }
-    settings = site_folder.Settings.model_construct(**chosen).model_dump()  # with all that can be set; read back below
-    files = {site_folder.AGREED: _agreement(agreed), site_folder.SETTINGS: C.dump(settings).encode()}
+    settings = sites.Settings.model_construct(**chosen).model_dump()  # with all that can be set; read back below
     authority = ca or folder / certificates.CA
-    if ca or authority.exists():
-        files[certificates.CA] = certificates.pem(certificates.read_authority(authority))
+    trusted = certificates.pem(certificates.read_authority(authority)) if ca or authority.exists() else b""
     try:
-        with _whole(folder, files):
-            found = site_folder.SiteFolder.open(folder).parts()
-            public = certificates.make_pair(folder)
+        # Made apart and then moved: a failed attempt leaves the folder as it was.
+        above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with TemporaryDirectory(dir=above, prefix=".site-") as name:
+            made = Path(name)
+            (made / sites.AGREED).write_bytes(agreed.read_bytes())
+            (made / sites.SETTINGS).write_text(C.dump(settings))
+            if trusted:
+                (made / certificates.CA).write_bytes(trusted)
+            found = sites.SiteFolder.open(made).parts()
+            certificates.make_pair(made)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            shutil.copytree(made, folder, dirs_exist_ok=True, copy_function=shutil.move)
     except OSError as error:
         raise UserError(f'"{error.filename}" cannot be read: {error.strerror}') from None
     except UserError as error:
         raise UserError(re.sub(r'^dataset\.name = "[^"]*"', lambda _: f'--data = "{data}"', str(error))) from None
     _describe(found, client)
-    if certificates.CA not in files:
+    if not trusted:
         _say(f"no {certificates.CA} yet: copy it to {authority}")
-    _say(f"send {public} to the server's engineer; {folder / certificates.KEY} stays here")
+    _say(f"send {folder / certificates.PUBLIC} to the server's engineer; {folder / certificates.KEY} stays here")
 
 
-def _agreement(path: Path) -> bytes:
-    """A consortium.toml, word for word."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f'--consortium = "{path}" cannot be read: {error.strerror}') from None
-    if "consortium" not in C.read(path):
-        raise UserError(f'--consortium = "{path}" is not a consortium.toml: it has no [consortium]')
-    return content
-
-
-@contextmanager
-def _whole(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
-    """A folder with these files. A failed attempt leaves the folder as it was."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before, mode = {path.name for path in folder.iterdir()}, folder.stat().st_mode
-    replaced = {name: (folder / name).read_bytes() for name in files if name in before}
-    try:
-        folder.chmod(0o700)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        yield
-    except BaseException:
-        for path in folder.iterdir():
-            if path.name not in before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for name, content in replaced.items():
-            (folder / name).write_bytes(content)
-        folder.chmod(mode)
-        for path in missing:
-            path.rmdir()
-        raise
+def _complete(folder: Path) -> sites.SiteFolder:
+    """A site that has what it needs to connect with TLS."""
+    place = sites.SiteFolder.open(folder)
+    whence = {certificates.CA: "it comes with the consortium.toml", certificates.KEY: "promptfed flower site makes it"}
+    for name, where in whence.items():
+        if not (place.folder / name).exists():
+            raise UserError(f'"{place.folder / name}" is missing: {where}')
+    return place
 
 
 @app.command()
 def check(folder: SiteArgument) -> None:
     """Check images, weights and keys of this site, and how much its updates have revealed."""
-    _needs_flower()
-    from ..flower import certificates
-    from ..flower import site as site_folder
-
-    place = site_folder.SiteFolder.open(folder)
-    for name in (certificates.CA, certificates.KEY):
-        if not (folder / name).exists():
-            whence = (
-                "it comes with the consortium.toml" if name == certificates.CA else "promptfed flower site makes it"
-            )
-            raise UserError(f'"{folder / name}" is missing: {whence}')
+    place = _complete(folder)
     place.private()
     _describe(place.parts(), place.settings.client)
     ledger = place.ledger()
@@ -319,15 +273,7 @@ def check(folder: SiteArgument) -> None:
 @app.command()
 def node(folder: SiteArgument, insecure: Insecure = False) -> None:
     """Take part in runs until stopped."""
-    _needs_flower()
-    from ..flower import certificates
-    from ..flower import node as flower_node
-    from ..flower.site import SiteFolder
-
-    place = SiteFolder.open(folder)
-    if not insecure and not (place.folder / certificates.CA).exists():
-        raise UserError(f'"{place.folder / certificates.CA}" is missing: it comes with the consortium.toml')
-    flower_node.run(place, insecure, _say)
+    nodes.run(sites.SiteFolder.open(folder) if insecure else _complete(folder), insecure, _say)
 
 
 def _describe(parts: Any, client: int) -> None:

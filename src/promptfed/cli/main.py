@@ -18,9 +18,8 @@ from ..errors import UserError, nearest
 from . import flower
 from .common import console
 from .listing import list_
-from .report import analyse, report
+from .results import analyse, export, join, predict, report
 from .runs import compare, partition, run, watch
-from .serving import export, join, predict
 
 
 class Commands(TyperGroup):

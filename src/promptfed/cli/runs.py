@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from . import interrupts, lazy
+from . import lazy
 from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
-    from ..runs import api, build, comparison, dryrun, progress
-    from . import view
+    from ..runs import api, build, comparison, dryrun, progress, tables
 else:
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
-    privacy, progress, view = map(lazy.Module, ("privacy", "runs.progress", "cli.view"))
+    privacy, progress, tables = map(lazy.Module, ("privacy", "runs.progress", "runs.tables"))
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
 DryRun = Annotated[
@@ -46,7 +45,7 @@ def run(
         progress.Live(console, config.method.name, config.rounds, config.eval.every) as live,
     ):
         result = api.execute(plan, view=live)
-    console.print(view.outcome(result.numbers))
+    console.print(tables.outcome(result.numbers))
     if "privacy" in result.numbers:
         console.print(privacy.sentence(result.numbers["privacy"]), soft_wrap=True, highlight=False)
     from ..report import draw_run  # slow to import, and not every command draws
@@ -77,7 +76,7 @@ def compare(
         mini=mini,
         only=only,
     )
-    jobs = [job for job in plan.jobs if plan.chosen(job)]
+    jobs = plan.chosen
     if dry_run:
         each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
         console.print(dryrun.table(each))
@@ -92,7 +91,7 @@ def compare(
     if outcome.table:
         from ..report import draw_comparison  # slow to import, and not every command draws
 
-        console.print(view.comparison(outcome.table))
+        console.print(tables.comparison(outcome.table))
         pictures = ", ".join(picture.name for picture in draw_comparison(plan.folder, outcome.results, plan.layout))
         console.print(f"tables and pictures in {plan.folder}: {pictures}", soft_wrap=True)
     comparison.complain(outcome)
@@ -100,9 +99,7 @@ def compare(
 
 def _folder(preset: str | None, mini: bool) -> Path:
     """runs/pfedpg-table4 of experiments/pfedpg/table4.toml"""
-    name = "comparison"
-    if preset:
-        name = "-".join(part for part in (Path(preset).parent.name, Path(preset).stem) if part)
+    name = "-".join(filter(None, (Path(preset).parent.name, Path(preset).stem))) if preset else "comparison"
     return Path("runs") / (f"{name}-mini" if mini else name)
 
 
@@ -113,7 +110,7 @@ def watch(
     try:
         progress.watch(folder, console)
     except KeyboardInterrupt:  # the run itself goes on
-        raise typer.Exit(interrupts.CODE) from None
+        raise typer.Exit(lazy.INTERRUPTED) from None
 
 
 def partition(

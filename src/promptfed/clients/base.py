@@ -14,7 +14,6 @@ from ..params import Params
 from ..phases import Update
 from ..scoring import Scores
 from . import messages as M
-from .once import Once
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Reply:
     """One client's answer, or why there is none."""
 
     client: int
-    result: M.ClientResult | None = None
+    result: M.Result | None = None
     tensors: Params = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
@@ -77,7 +76,7 @@ class MessageClients(Clients):
 
     def __init__(self, sizes: dict[int, int]) -> None:
         self._sizes = sizes
-        self._once = Once()
+        self._once = M.Once()
         self._tell: Tell = lambda notice: None
 
     @abstractmethod

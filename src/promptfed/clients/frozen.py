@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ class FrozenValues:
             )
             return
         path = cache.root() / "frozen" / self._key()
-        with _alone(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.lock(path.parent / ".lock"):  # one process at a time makes or removes entries
             if not cache.finished(path):
                 _make_room(path.parent, budget - need)
                 with cache.writing(path) as folder:
@@ -109,14 +109,6 @@ def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple
     return mean, std
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only one process at a time makes or removes entries."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(folder / ".lock"):
-        yield
-
-
 def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     """An array of zeros on disk. All blocks are allocated at once: on a full disk a later write would crash."""
     np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
@@ -133,5 +125,5 @@ def _make_room(folder: Path, left: float) -> None:
     for entry, size in zip(entries, sizes, strict=True):
         if total <= left:
             break
-        cache.discard(entry)
+        shutil.rmtree(entry, ignore_errors=True)
         total -= size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -44,7 +45,6 @@ class Host:
     def __post_init__(self) -> None:
         self.model.to(self.device)
         self.init = P.to(self.method.tuning.init(self.model, self.seed), self.device)
-        self._pooled: Samples | None = None
         self._frozen: FrozenValues | None = None
         if self.method.tuning.frozen_name(self.model):
             data = self.federation.dataset
@@ -59,15 +59,15 @@ class Host:
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])
         received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
-        results: list[M.ClientResult] = []
+        results: list[M.Result] = []
         answers: list[bytes] = []
         if isinstance(task, M.Enroll):
-            results += [M.EnrollResult(client=to.client) for to in request.clients]
+            results += [M.Result(client=to.client) for to in request.clients]
             answers += [pack(self.enroll(to.client)) for to in request.clients]
         elif isinstance(task, M.Second):
             for to in request.clients:
                 self.receive_second(to.client, received[to.blob], task.round)
-                results.append(M.SecondResult(client=to.client))
+                results.append(M.Result(client=to.client))
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
@@ -214,13 +214,12 @@ class Host:
         site = self.federation.sites[work.client]
         # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
         val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
-        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled()) if pooled else None)
+        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled) if pooled else None)
 
+    @cached_property
     def pooled(self) -> Samples:
         """All clients' test data: a simulation has them, a real site does not."""
-        if self._pooled is None:
-            self._pooled = self.samples(np.concatenate([site.test for site in self.federation.sites]))
-        return self._pooled
+        return self.samples(np.concatenate([site.test for site in self.federation.sites]))
 
 
 def moved(method: Method, before: Params, after: Params) -> dict[str, float]:

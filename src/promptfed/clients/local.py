@@ -1,21 +1,35 @@
-"""Clients on this machine: in this process, or spread over worker processes that receive the same bytes."""
+"""Clients on this machine: in this process, or spread over worker processes that receive the same bytes by a pipe.
+
+A worker is a fresh interpreter, so neither a script without a main guard nor a notebook is run twice, and no state of
+torch is inherited by a fork. It builds its host from a JSON description and ends when its standard input does.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from queue import SimpleQueue
+from typing import IO, Any
 
+from ..errors import UserError
 from ..params import Params
 from .base import MessageClients, Reply
-from .messages import Ask, Task, Train, TrainResult
-from .once import Packing
+from .host import Host
+from .messages import RESULTS, Answer, Ask, Packing, Request, Task, Train, TrainResult
 from .wire import unpack
 
 
 class LocalClients(MessageClients):
-    """ModelScores what is asked over one or several hosts. Which one answers, and in which order, changes nothing."""
+    """Spreads what is asked over one or several hosts. Which one answers, and in which order, changes nothing."""
 
     def __init__(self, sizes: dict[int, int], hosts: Sequence[Ask], block: int = 1) -> None:
         super().__init__(sizes)
@@ -33,17 +47,17 @@ class LocalClients(MessageClients):
         packing = Packing(task, sent, self._once, bytes)
 
         def ask(group: Sequence[int]) -> list[Reply]:
-            packed = packing(group)  # here, so that messages exist only for the clients under way
+            request, blobs, received = packing(group)  # here, so that messages exist only for the clients under way
             host = self._hosts.get()
             self._notify(task, group, len(order))
             try:
-                answer = host(packed.request, packed.blobs)
+                answer = host(request, blobs)
             finally:
                 self._hosts.put(host)
             errors = [one.error if isinstance(one, TrainResult) else "" for one in answer.results]
             self._notify(task, group, len(order), answer.seconds, errors)
             return [
-                Reply(client, result, unpack(blob)[0], packed.received[client], len(blob))
+                Reply(client, result, unpack(blob)[0], received[client], len(blob))
                 for client, result, blob in zip(group, answer.results, answer.blobs or [b""] * len(group), strict=True)
             ]
 
@@ -56,3 +70,97 @@ class LocalClients(MessageClients):
             stop = getattr(host, "close", None)
             if stop:
                 stop()
+
+
+# ---- worker processes
+
+_COMMAND = [sys.executable, "-c", "from promptfed.clients.local import main; main()"]
+_SIZE = struct.Struct("<Q")
+
+
+def write_frame(stream: IO[bytes], *parts: bytes) -> None:
+    stream.write(_SIZE.pack(len(parts)))
+    for part in parts:
+        stream.write(_SIZE.pack(len(part)))
+        stream.write(part)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> list[bytes]:
+    """Its parts; none at the end of the stream."""
+    count = stream.read(_SIZE.size)
+    if len(count) < _SIZE.size:
+        return []
+    return [stream.read(_SIZE.unpack(stream.read(_SIZE.size))[0]) for _ in range(_SIZE.unpack(count)[0])]
+
+
+class Worker:
+    """The parent's end of a worker process."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        # Ctrl-C is the parent's to handle: the worker never sees it, from its first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._send(json.dumps(description).encode())
+
+    def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
+        self._send(request.model_dump_json().encode(), *blobs)
+        assert self._process.stdout is not None
+        answer = read_frame(self._process.stdout)
+        if not answer:
+            raise UserError(
+                f"engine.workers: a worker process ended with code {self._process.wait()} in the middle of a round "
+                "(out of memory?); resume the run, with fewer workers if need be"
+            )
+        outcome, text, *rest = answer
+        if outcome == b"user error":
+            raise UserError(text.decode())
+        if outcome == b"traceback":
+            raise RuntimeError("in a worker process:\n" + text.decode())
+        return Answer(RESULTS.validate_json(text), rest, float(outcome))
+
+    def _send(self, *parts: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died: read_frame() will find that out too, and say it
+            write_frame(self._process.stdin, *parts)
+
+    def close(self) -> None:
+        self._process.terminate()  # nothing is lost: what a round has stored, it has stored whole
+        self._process.wait()
+
+
+def main() -> None:
+    stream = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a stray print must not land among the frames
+    frames = sys.stdin.buffer
+    first = read_frame(frames)
+    if not first:
+        return
+    host: Host | None = None
+    while asked := read_frame(frames):
+        try:
+            if host is None:
+                from ..runs.build import host_from  # here, so that an import error reaches the parent as an answer
+
+                description = json.loads(first[0])
+                sys.path[:] = description["path"]
+                host = host_from(description)
+            request = Request.model_validate_json(asked[0])
+            answer = host(request, asked[1:])
+            # An answer begins with the seconds it took, or says what it is instead.
+            said = [
+                str(answer.seconds).encode(),
+                RESULTS.dump_json(list(answer.results), exclude_none=True),
+                *answer.blobs,
+            ]
+        except UserError as error:
+            said = [b"user error", str(error).encode()]
+        except Exception:
+            said = [b"traceback", traceback.format_exc().encode()]
+        try:
+            write_frame(stream, *said)
+        except BrokenPipeError:  # the parent has died
+            os._exit(1)  # not by way of closing the stream, which would fail once more

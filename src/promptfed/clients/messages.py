@@ -1,6 +1,6 @@
 """What is asked of clients and what they answer, the same for every engine.
 
-A request is one `Request` and blobs of safetensors (wire.py), an answer one `ClientResult` per client and, where the
+A request is one `Request` and blobs of safetensors (wire.py), an answer one `Result` per client and, where the
 task has them, one blob per client. Between processes and machines the models are sent as JSON. They are strict: an
 engine that reads what a stranger sent needs no other schema. Types bound each field; the engine limits the size of a
 whole message.
@@ -9,14 +9,17 @@ whole message.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from hashlib import sha256
+from typing import Annotated, Generic, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from torch import Tensor
 
 from .. import params as P
+from ..method import split_once
 from ..params import Params
 from ..scoring import Score
 from .wire import pack, unpack
@@ -113,12 +116,13 @@ class ModelScores(Note):
     pooled: SplitScore | None = None  # on all clients' test data
 
 
-class EnrollResult(Note):
+class Result(Note):
+    """To enroll and second: that it is done."""
+
     client: Count
 
 
-class TrainResult(Note):
-    client: Count
+class TrainResult(Result):
     n: Count
     passes: Count
     loss: float | None = None  # None: not reported
@@ -127,46 +131,26 @@ class TrainResult(Note):
     moved: Annotated[dict[Name, float], Field(max_length=100)] = {}  # role -> L2 change in training
 
 
-class SecondResult(Note):
-    client: Count
-
-
-class EvaluateResult(Note):
-    client: Count
+class EvaluateResult(Result):
     passes: Count
     scores: ModelScores
     groups: Annotated[list[Counts], Field(max_length=100_000, fail_fast=True)] | None = None
 
 
-ClientResult = EnrollResult | TrainResult | SecondResult | EvaluateResult
 HAS_BLOBS = (Enroll, Train)  # tasks whose answer has a blob per client
-_RESULTS: dict[type[Task], TypeAdapter[Any]] = {
-    Enroll: TypeAdapter(list[EnrollResult]),
-    Train: TypeAdapter(list[TrainResult]),
-    Second: TypeAdapter(list[SecondResult]),
-    Evaluate: TypeAdapter(list[EvaluateResult]),
-}
+RESULTS = TypeAdapter(list[TrainResult | EvaluateResult | Result])
 
 
 @dataclass(frozen=True)
 class Answer:
     """A host's answer, in the order of the request's clients."""
 
-    results: Sequence[ClientResult]
+    results: Sequence[Result]
     blobs: list[bytes]
     seconds: float = 0.0  # of work
 
 
 Ask = Callable[[Request, list[bytes]], Answer]  # a host, or a process that has one
-
-
-def write_results(task: Task, results: Sequence[ClientResult]) -> bytes:
-    return bytes(_RESULTS[type(task)].dump_json(list(results), exclude_none=True))
-
-
-def read_results(task: Task, text: bytes) -> list[ClientResult]:
-    found: list[ClientResult] = _RESULTS[type(task)].validate_json(text)
-    return found
 
 
 def pack_update(up: Params, stats: Params) -> bytes:
@@ -180,3 +164,77 @@ def read_update(blob: bytes) -> tuple[Params, Params]:
 
 def split_update(tensors: Params) -> tuple[Params, Params]:
     return P.under(tensors, "up", "/"), P.under(tensors, "stats", "/")
+
+
+# ---- packing
+
+Blob = TypeVar("Blob")  # bytes, or what an engine carries them in
+
+
+class Once:
+    """Which clients already have the large tensors that are sent only once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, tuple[Tensor, str]] = {}  # by a tensor's id: it is kept, so that the id stays its own
+        self._delivered: set[tuple[int, str]] = set()
+
+    def named(self, task: Task, down: Params) -> dict[str, str]:
+        """The digest of each tensor of a request that is sent only once, by its name. Only training needs them."""
+        needed = isinstance(task, Train) or (isinstance(task, Evaluate) and task.after_local)
+        return {name: self._digest(name, p) for name, p in split_once(down)[1].items()} if needed else {}
+
+    def has(self, client: int, digest: str) -> bool:
+        return (client, digest) in self._delivered
+
+    def delivered(self, client: int, task: Task, down: Params) -> None:
+        self._delivered.update((client, digest) for digest in self.named(task, down).values())
+
+    def lost(self, client: int) -> None:
+        """The client may have lost all of it: it is sent again."""
+        self._delivered = {(c, digest) for c, digest in self._delivered if c != client}
+
+    def _digest(self, name: str, p: Tensor) -> str:
+        if id(p) not in self._digests:
+            self._digests[id(p)] = (p, sha256(pack({name: p})).hexdigest())
+        return self._digests[id(p)][1]
+
+
+class Packing(Generic[Blob]):
+    """Makes the requests of one exchange. Of clients that are sent the same object, the blob is packed once."""
+
+    def __init__(self, task: Task, sent: Mapping[int, Params], once: Once, carry: Callable[[bytes], Blob]) -> None:
+        self._task, self._sent, self._once, self._carry = task, sent, once, carry
+        self._last: tuple[Params, tuple[Blob, int]] | None = None  # all clients are often sent one object
+        self._kept: dict[str, tuple[Blob, int]] = {}  # by digest
+
+    def __call__(self, clients: Sequence[int]) -> tuple[Request, list[Blob], dict[int, int]]:
+        """-> a request to these clients, its blobs, and how many bytes each of them receives"""
+        # With their bytes, by the id of what is sent or by the digest of what is sent once.
+        blobs: dict[int | str, tuple[Blob, int]] = {}
+        recipients, received = [], {}
+        for client in clients:
+            down = self._sent[client]
+            once = self._once.named(self._task, down)
+            missing = [digest for digest in once.values() if not self._once.has(client, digest)]
+            blobs[id(down)] = self._always(down)
+            blobs |= {digest: self._large(name, digest, down) for name, digest in once.items() if digest in missing}
+            recipients.append(Recipient(client=client, blob=list(blobs).index(id(down)), once=once))
+            received[client] = blobs[id(down)][1] + sum(blobs[digest][1] for digest in missing)
+        new = {key: index for index, key in enumerate(blobs) if isinstance(key, str)}
+        request = Request(task=self._task, clients=recipients, new=new)
+        return request, [blob for blob, _ in blobs.values()], received
+
+    def _always(self, down: Params) -> tuple[Blob, int]:
+        last = self._last  # several threads may be here: at worst, something is packed twice
+        if last is None or last[0] is not down:
+            last = self._last = down, self._carried(split_once(down)[0])
+        return last[1]
+
+    def _large(self, name: str, digest: str, down: Params) -> tuple[Blob, int]:
+        if digest not in self._kept:
+            self._kept[digest] = self._carried({name: split_once(down)[1][name]})
+        return self._kept[digest]
+
+    def _carried(self, params: Params) -> tuple[Blob, int]:
+        blob = pack(params)
+        return self._carry(blob), len(blob)

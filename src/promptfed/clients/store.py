@@ -21,14 +21,19 @@ _MAP = 1 << 40  # an address range, not a size on disk
 
 
 class Store:
-    """Safetensors blobs in LMDB: constant memory for any number of clients, shared by processes."""
+    """Safetensors blobs in LMDB: constant memory for any number of clients, shared by processes.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to its owner, also on this machine
+    `readonly`: of a finished run; nothing is written, not even a lock.
+    """
+
+    def __init__(self, path: Path, readonly: bool = False) -> None:
+        self._path, self._readonly = path, readonly
+        options = {"readonly": True, "lock": False} if readonly else {"map_size": _MAP, "max_readers": 512}
+        if not readonly:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to its owner, also on this machine
         try:
             self._env = lmdb.open(
-                str(path), map_size=_MAP, metasync=False, readahead=False, max_readers=512, mode=0o600
+                str(path), metasync=False, readahead=False, mode=0o600, create=not readonly, **options
             )
         except lmdb.Error as error:
             raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
@@ -37,14 +42,13 @@ class Store:
         """The client's value as of the start of a round: the newest of an earlier one; empty if there is none."""
         with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
             found = cursor.set_range(_KEY.pack(client, as_of))
-            if not (cursor.prev() if found else cursor.last()):
-                return {}
-            if _KEY.unpack(cursor.key())[0] != client:
+            if not (cursor.prev() if found else cursor.last()) or _KEY.unpack(cursor.key())[0] != client:
                 return {}
             return unpack(bytes(cursor.value()))[0]
 
     def put(self, round: int, values: Mapping[int, Params]) -> None:
         """Stores the clients' values of this round, all or none."""
+        self._check_writable()
         try:
             with self._env.begin(write=True) as txn:
                 for client, params in values.items():
@@ -58,6 +62,7 @@ class Store:
 
     def add(self, digest: str, blob: bytes) -> None:
         """Keeps a blob that is sent only once."""
+        self._check_writable()
         file = self._path / "once" / digest
         if file.exists() and file.stat().st_size == len(blob):  # shorter after a power failure
             return
@@ -66,6 +71,10 @@ class Store:
 
     def once(self, digest: str) -> Params:
         return unpack((self._path / "once" / digest).read_bytes())[0]
+
+    def _check_writable(self) -> None:
+        if self._readonly:
+            raise TypeError("the clients' state of a finished run is only read")
 
     def _forget(self, txn: lmdb.Transaction, client: int, round: int) -> None:
         """Drops all but the newest value from before this round."""
@@ -85,20 +94,3 @@ class Store:
 
     def close(self) -> None:
         self._env.close()
-
-
-class ReadOnlyStore(Store):
-    """What the clients of a finished run remember. Nothing is written, not even a lock."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._env = lmdb.open(str(path), readonly=True, lock=False, create=False, readahead=False)
-        except lmdb.Error as error:
-            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
-
-    def put(self, round: int, values: Mapping[int, Params]) -> None:
-        raise TypeError("a finished run is only read")
-
-    def add(self, digest: str, blob: bytes) -> None:
-        raise TypeError("a finished run is only read")

@@ -29,8 +29,7 @@ def root() -> Path:
 
 def key(**parts: Any) -> str:
     """The name of the entry for exactly these settings of this source."""
-    text = json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str)
-    return sha256(text.encode()).hexdigest()[:20]
+    return sha256(json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
 
 def slug(name: str) -> str:
@@ -56,26 +55,15 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
-        _publish(temporary, path)
+        temporary.rename(path)
     except OSError as error:
+        if finished(path):  # by another process: same key, same content
+            return
         if error.filename and not str(error.filename).startswith(str(path.parent)):
             raise UserError(f"{error.filename} cannot be read ({error.strerror})") from error
         raise _unwritable(path.parent, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder and what it holds."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    try:
-        temporary.rename(path)
-    except OSError:
-        if not finished(path):  # a finished one was put there by another process: same key, same content
-            raise
 
 
 def _sweep(folder: Path) -> None:
@@ -86,8 +74,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    reason = error.strerror or str(error)
     return UserError(
-        f"the image cache {folder} cannot be written ({reason}); "
+        f"the image cache {folder} cannot be written ({error.strerror or error}); "
         "free some space there or set PROMPTFED_CACHE to another folder"
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-Channels = tuple[float, float, float]
+Channels = tuple[float, ...]
 
 _HALF: Channels = (0.5, 0.5, 0.5)
 _DOMAINNET = "wltjr1007/DomainNet"
@@ -111,3 +111,5 @@ CATALOGUE: dict[str, Entry] = {
     # the styles are domains; clip-mini was trained on five of them
     "shapes": Entry("Drawn shapes in eight styles", 16, 9_600, 32, 8, mean=_HALF, std=_HALF),
 }  # fmt: skip
+
+UNLISTED = Entry("", 0, size=0, mean=(), std=(), label_column=None)  # of a path or a hub id

@@ -2,52 +2,42 @@
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import UserError, nearest
-from . import cache, folders, sources, tables
-from .catalogue import CATALOGUE, Entry
+from . import cache, sources, tables
+from .catalogue import CATALOGUE, UNLISTED, Entry
 from .images import Resize, pixels
 from .sources import Labels, Located, Source
 
+Scale = tuple[float, ...] | None  # one value per channel
 _TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
 _CHUNK = 256  # images decoded between two writes
-_SLOW = 0.001  # seconds per image above which threads are faster
-_ARRAYS = ("labels", "domain", "site", "split")
+_SCALE = "Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
+class Dataset(Labels):
     """N labelled images. Sent to another process as the path of its cache folder."""
 
     name: str
     images: np.ndarray  # uint8 (N, C, H, W), read-only
-    labels: np.ndarray  # int64 (N,)
-    classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, for pixels in 0..1
     std: tuple[float, ...]
-    domains: tuple[str, ...] = ()
-    domain: np.ndarray | None = None  # int64 (N,), index into domains
-    sites: tuple[str, ...] = ()
-    site: np.ndarray | None = None  # int64 (N,), index into sites
-    split: np.ndarray | None = None  # int8 (N,), 0 train 1 val 2 test, where the source fixes it for every site
     fingerprint: str  # of pixels, labels and classes
     path: Path
     skipped: tuple[str, ...] = ()  # corrupt images that were skipped
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, {len(self)} images, {len(self.classes)} classes, {str(self.path)!r})"
@@ -63,11 +53,9 @@ class Dataset:
             meta = json.loads((path / "meta.json").read_text())
             shape = tuple(meta.pop("shape"))
             mapped: np.ndarray = np.memmap(path / "images.bin", np.uint8, "r", shape=shape)
-            arrays: dict[str, Any] = {name: np.load(path / f"{name}.npy") for name in meta.pop("arrays")}
-            lists: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()
-            }
-            return cls(images=mapped, path=path, **arrays, **lists)
+            known: dict[str, Any] = {name: np.load(path / f"{name}.npy") for name in meta.pop("arrays")}
+            known |= {key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()}
+            return cls(images=mapped, path=path, **known)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is not a dataset of the image cache; delete it and load the dataset again"
@@ -81,8 +69,8 @@ class Dataset:
         labels: np.ndarray,
         classes: tuple[str, ...],
         *,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
+        mean: Scale = None,
+        std: Scale = None,
         domains: tuple[str, ...] = (),
         domain: np.ndarray | None = None,
         sites: tuple[str, ...] = (),
@@ -101,8 +89,7 @@ class Dataset:
             split=split,
         )
         _check(images, known)
-        channels = images.shape[1]
-        mean, std = _per_channel("mean", mean, channels), _per_channel("std", std, channels)
+        mean, std = (_per_channel(key, given, images.shape[1]) for key, given in (("mean", mean), ("std", std)))
         if path is None:
             content = sha256(np.ascontiguousarray(images).data)
             for array in (known.labels, domain, site, split):
@@ -112,11 +99,11 @@ class Dataset:
             if cache.finished(path):
                 return cls.open(path)
         elif cache.finished(path):  # another dataset was written there before
-            cache.discard(path)
+            shutil.rmtree(path)
         blocks = (np.ascontiguousarray(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK))
         with cache.writing(path) as folder:
-            streamed = _stream(folder, blocks)
-            _finish(folder, name, streamed, known, mean, std, ())
+            measured, digest = _stream(folder, blocks, mean, std)
+            _finish(folder, digest, known, {"name": name, **measured})
         return cls.open(path)
 
 
@@ -148,12 +135,8 @@ class DatasetConfig(BaseModel):
     domain_column: str | None = Field(
         None, description="Column with the domain of each image; none: the one called domain, if there is one."
     )
-    mean: tuple[float, ...] | None = Field(
-        None, description="Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
-    )
-    std: tuple[float, ...] | None = Field(
-        None, description="Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
-    )
+    mean: Scale = Field(None, description=_SCALE)
+    std: Scale = Field(None, description=_SCALE)
 
 
 def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
@@ -161,80 +144,73 @@ def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
 
     `published`: how the images of a pre-trained backbone are resized. Its size is the default of `dataset.size`.
     """
-    entry = CATALOGUE.get(config.name)
+    entry = CATALOGUE.get(config.name, UNLISTED)
     channels = config.channels or 3
     resize = _resize(config, entry, published)
-    mean = _per_channel("mean", config.mean or (entry.mean if entry else None), channels)
-    std = _per_channel("std", config.std or (entry.std if entry else None), channels)
+    mean = _per_channel("mean", config.mean or entry.mean, channels)
+    std = _per_channel("std", config.std or entry.std, channels)
     located = _locate(config, entry)
     path = Path(config.name).expanduser()
-    name = path.resolve().name if entry is None and path.exists() else config.name
-    keep = entry.keep if entry else ()
+    name = path.resolve().name if entry is UNLISTED and path.exists() else config.name
     key = cache.key(
         identity=located.identity,
         settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels"}),
-        resolved=[resize and asdict(resize), channels, mean, std, keep, entry.names if entry else ()],
+        resolved=[resize and asdict(resize), channels, mean, std, entry.keep, entry.names],
     )
     path = cache.root() / f"{cache.slug(name)}-{key}"
     if not cache.finished(path):
         with cache.writing(path) as folder:
             scratch = folder / "scratch"
             scratch.mkdir()
-            source = located.read(scratch)
-            source = source.rename(entry.names) if entry else source
-            source = source.keep(keep) if keep else source
+            source = located.read(scratch).rename(entry.names)
+            source = source.keep(entry.keep) if entry.keep else source
             source = source.subset(config.limit) if config.limit else source
             skipped: list[int] = []
-            streamed = _stream(folder, _decoded(name, source, channels, resize, skipped))
-            names = tuple(source.name(i) for i in skipped)
-            known = source.take(np.setdiff1d(np.arange(len(source.labels)), skipped))
-            _finish(folder, name, streamed, known, mean, std, names)
-            cache.discard(scratch)
+            measured, digest = _stream(folder, _decoded(name, source, channels, resize, skipped), mean, std)
+            known = source.take(np.setdiff1d(np.arange(len(source)), skipped))
+            measured["skipped"] = [source.name(i) for i in skipped]
+            _finish(folder, digest, known, {"name": name, **measured})
+            shutil.rmtree(scratch, ignore_errors=True)
     dataset = Dataset.open(path)
     if dataset.skipped:
         warnings.warn(_corrupt(dataset.name, dataset.skipped), stacklevel=2)
     return dataset
 
 
-def _resize(config: DatasetConfig, entry: Entry | None, published: Resize | None) -> Resize | None:
+def _resize(config: DatasetConfig, entry: Entry, published: Resize | None) -> Resize | None:
     """As the backbone was published, unless another size is given; None: images keep the size that they have."""
     if published and config.size in (None, published.size[0]):
         return published
-    side = config.size or (entry.size if entry else None)
+    side = config.size or entry.size
     return Resize((side, side)) if side else None
 
 
-def _locate(config: DatasetConfig, entry: Entry | None) -> Located:
+def _locate(config: DatasetConfig, entry: Entry) -> Located:
     """Which source a name stands for: a catalogue entry, a path, or a hub id, in this order."""
-    columns = {
-        "image": config.image_column or (entry.image_column if entry else None),
-        "label": config.label_column or (entry.label_column if entry else None),
-        "domain": config.domain_column or (entry.domain_column if entry else None),
-    }
-    splits = (config.splits,) if config.splits != "all" else (entry.splits if entry else ())
-    if entry is not None:
-        if config.name == "digits":
-            return sources.digits()
-        if config.name == "shapes":
-            return sources.drawn()
-        if entry.folder is not None and Path(entry.folder).is_dir():
-            return sources.idx(Path(entry.folder), splits)
-        if entry.hub is not None:
-            return tables.of_hub(entry.hub, config=entry.config, splits=splits, **columns)
+    splits = (config.splits,) if config.splits != "all" else entry.splits
+    columns = (getattr(config, key) or getattr(entry, key) for key in ("image_column", "label_column", "domain_column"))
+    wanted = tables.Wanted(splits, *columns)
+    if config.name in sources.EMBEDDED:
+        return sources.EMBEDDED[config.name]
+    if entry.folder is not None and Path(entry.folder).is_dir():
+        return sources.idx(Path(entry.folder), splits)
+    if entry.hub is not None:
+        return tables.of_hub(entry.hub, entry.config, wanted)
+    if entry.manual is not None:
         raise UserError(f'dataset.name = "{config.name}" has to be fetched by hand: {entry.manual}')
     path = Path(config.name).expanduser()
     if path.exists():
         if path.is_dir() and sources.idx_files(path):
             return sources.idx(path, splits)
         if tables.find(path):
-            return tables.of_files(path, splits=splits, **columns)
+            return tables.of_files(path, wanted)
         if path.is_dir():
-            return folders.folder(path, splits)
+            return sources.folder(path, splits)
         raise UserError(f'dataset.name = "{config.name}" is neither a folder nor a parquet or arrow file')
     if config.name.startswith(("/", "./", "../", "~")) or config.name.count("/") > 1:
         raise UserError(f'dataset.name = "{config.name}" does not exist; allowed: an existing folder or parquet file')
     if _HUB_ID.fullmatch(config.name):
-        return tables.of_hub(config.name, splits=splits, **columns)
+        return tables.of_hub(config.name, None, wanted)
     raise UserError(
         f'dataset.name = "{config.name}" is unknown{nearest(config.name, CATALOGUE)} '
         f"(allowed: a path, a hub id such as uoft-cs/cifar10, or one of {', '.join(sorted(CATALOGUE))})"
@@ -245,7 +221,7 @@ def _decoded(
     name: str, source: Source, channels: int, resize: Resize | None, skipped: list[int]
 ) -> Iterator[np.ndarray]:
     """Blocks of decoded images, uint8 (B, C, H, W); the indices of corrupt ones are added to `skipped`."""
-    count = len(source.labels)
+    count = len(source)
     shape: tuple[int, ...] | None = None
 
     def decode(i: int) -> np.ndarray | None:
@@ -256,13 +232,10 @@ def _decoded(
             return None
 
     with ThreadPoolExecutor() as pool:
-        seconds = 0.0  # spent on one image
         for start in range(0, count, _CHUNK):
-            # decoders release the interpreter lock, which pays for photos but not for thumbnails
-            run = pool.map if seconds > _SLOW else map
-            began = perf_counter()
             block = []
-            for i, one in enumerate(run(decode, range(start, min(start + _CHUNK, count))), start):
+            # threads, since decoders release the interpreter lock
+            for i, one in enumerate(pool.map(decode, range(start, min(start + _CHUNK, count))), start):
                 if one is None:
                     skipped.append(i)
                     if len(skipped) > _TOLERATED * count:
@@ -276,8 +249,6 @@ def _decoded(
                         f"pixels, earlier images {shape[1]} x {shape[2]}"
                     )
                 block.append(one)
-            if start == 0:
-                seconds = (perf_counter() - began) / _CHUNK
             if block:
                 yield np.stack(block)
 
@@ -287,18 +258,11 @@ def _corrupt(name: str, names: Sequence[str]) -> str:
     return f'dataset.name = "{name}": {len(names)} corrupt image{"s" if len(names) > 1 else ""} ({shown})'
 
 
-@dataclass(frozen=True)
-class _Streamed:
-    """What is known once all pixels are written."""
+def _stream(folder: Path, blocks: Iterator[np.ndarray], mean: Scale, std: Scale) -> tuple[dict[str, Any], Any]:
+    """Append blocks to images.bin, a plain file, since a full disk kills a process that writes to a mapped one.
 
-    shape: tuple[int, ...]  # (N, C, H, W)
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    digest: Any  # sha256 of the pixels, to be continued
-
-
-def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Streamed:
-    """Append blocks to images.bin. A plain file, since a full disk kills a process that writes to a mapped one."""
+    -> shape, mean and std of the images (computed if None), and the sha256 of the pixels, to be continued.
+    """
     digest = sha256()
     n, shape = 0, (0, 0, 0)
     total: np.ndarray = np.zeros(1)
@@ -316,50 +280,27 @@ def _stream(folder: Path, blocks: Iterator[np.ndarray]) -> _Streamed:
     if n == 0:
         raise UserError("dataset.name: no image could be read")
     count = n * shape[1] * shape[2]
-    mean = total / count
-    std = np.sqrt(np.maximum(square / count - mean**2, 1e-6))  # a constant channel must not divide by zero
-    return _Streamed((n, *shape), _rounded(mean), _rounded(std), digest)
+    mean = mean or tuple((total / count).round(4).tolist())
+    spread = np.sqrt(np.maximum(square / count - (total / count) ** 2, 1e-6))  # of a constant channel: not zero
+    return {"shape": (n, *shape), "mean": mean, "std": std or spread.round(4).tolist()}, digest
 
 
-def _rounded(values: np.ndarray) -> tuple[float, ...]:
-    return tuple(round(float(v), 4) for v in values)
-
-
-def _finish(
-    folder: Path,
-    name: str,
-    streamed: _Streamed,
-    known: Labels,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
-    skipped: tuple[str, ...],
-) -> None:
+def _finish(folder: Path, digest: Any, known: Labels, meta: dict[str, Any]) -> None:
     """Write everything but the pixels; meta.json last."""
-    arrays = {key: array for key in _ARRAYS if (array := getattr(known, key)) is not None}
+    arrays = known.arrays()
     for key, array in arrays.items():
         np.save(folder / f"{key}.npy", array.astype(np.int8 if key == "split" else np.int64))
-    digest = streamed.digest
-    digest.update(json.dumps([streamed.shape, known.classes]).encode())
+    digest.update(json.dumps([meta["shape"], known.classes]).encode())
     digest.update(known.labels.astype("<i8").tobytes())
-    meta = {
-        "name": name,
-        "shape": streamed.shape,
-        "arrays": list(arrays),
-        "classes": known.classes,
-        "mean": mean or streamed.mean,
-        "std": std or streamed.std,
-        "domains": known.domains,
-        "sites": known.sites,
-        "fingerprint": digest.hexdigest(),
-        "skipped": skipped,
-    }
+    meta |= {"classes": known.classes, "domains": known.domains, "sites": known.sites}
+    meta |= {"arrays": list(arrays), "fingerprint": digest.hexdigest()}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def _per_channel(setting: str, values: tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
-    if values is None:
+def _per_channel(setting: str, values: Scale, channels: int) -> Scale:
+    if not values:
         return None
-    if setting == "std" and min(values, default=1) <= 0:
+    if setting == "std" and min(values) <= 0:
         raise UserError(f"dataset.std = {list(values)} must be above 0")
     if len(values) == channels:
         return tuple(values)

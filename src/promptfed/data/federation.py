@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from promptfed import files
-
+from .. import files
 from ..errors import UserError
 from .datasets import Dataset
 
@@ -42,23 +41,14 @@ class Federation:
         return np.bincount(cell, minlength=len(parts) * classes).reshape(len(parts), classes)
 
     def save(self, path: Path) -> None:
-        """Write the partition as plain JSON.
+        """Write the partition as plain JSON; indices count from 0 in the order of the dataset's images.
 
         {"format": 1, "dataset": {"name", "fingerprint", "n", "classes"}, "about": {...},
          "clients": [{"name", "train": [...], "val": [...], "test": [...]}, ...]}
-
-        Indices count from 0 in the order of the dataset's images; `fingerprint` is the dataset's own.
         """
-        head = {
-            "format": 1,
-            "dataset": {
-                "name": self.dataset.name,
-                "fingerprint": self.dataset.fingerprint,
-                "n": len(self.dataset),
-                "classes": list(self.dataset.classes),
-            },
-            "about": self.about,
-        }
+        data = self.dataset
+        its = {"name": data.name, "fingerprint": data.fingerprint, "n": len(data), "classes": list(data.classes)}
+        head = {"format": 1, "dataset": its, "about": self.about}
         clients = [
             {"name": site.name, **{split: getattr(site, split).tolist() for split in _SPLITS}} for site in self.sites
         ]

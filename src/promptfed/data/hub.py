@@ -52,7 +52,7 @@ def unreachable(kind: Kind, name: str) -> UserError:
 
 
 def failed(kind: Kind, name: str, error: BaseException) -> UserError:
-    return UserError(f"{_asked(kind, name)} cannot be loaded from the hub: {first_line(error)}")
+    return UserError(f"{_asked(kind, name)} cannot be read: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-Pixels = np.ndarray  # uint8 (C, H, W)
 Interpolation = Literal["bilinear", "bicubic"]
 
 
@@ -34,15 +33,13 @@ class Resize:
         sides = (1, 1) if self.mode == "squash" else image.size
         shorter = min(sides)
         scaled = image.resize((self.scaled * sides[0] // shorter, self.scaled * sides[1] // shorter), resample)
-        left, top = (self._half(have - want) for have, want in zip(scaled.size, (width, height), strict=True))
+        margins = scaled.size[0] - width, scaled.size[1] - height
+        left, top = (margin // 2 if self.crop == "floor" else round(margin / 2) for margin in margins)
         return scaled.crop((left, top, left + width, top + height))
 
-    def _half(self, margin: int) -> int:
-        return margin // 2 if self.crop == "floor" else round(margin / 2)
 
-
-def pixels(image: Image.Image, channels: int, resize: Resize | None) -> Pixels:
-    """Decode, convert to grey or colour, and resize."""
+def pixels(image: Image.Image, channels: int, resize: Resize | None) -> np.ndarray:
+    """Decode, convert to grey or colour, and resize: uint8 (C, H, W)."""
     image = eight_bits(ImageOps.exif_transpose(image))
     image = image.convert("L" if channels == 1 else "RGB")
     array = np.asarray(resize(image) if resize else image, dtype=np.uint8)  # (H, W) or (H, W, 3)

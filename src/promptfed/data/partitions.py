@@ -1,6 +1,6 @@
 """Ways to split a dataset among clients."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -26,12 +26,17 @@ class Partition(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: ClassVar[str] = "custom"
+    remedy: ClassVar[str] = "lower partition.clients or partition.min_samples"
 
     clients: int = Field(10, ge=1, description="Number of clients.")
     split: tuple[float, float, float] = Field(
         (0.7, 0.1, 0.2), description="Shares of train, validation and test in every client's own data; they sum to 1."
     )
     min_samples: int = Field(1, ge=1, description="Minimum number of samples per client.")
+
+    def __init_subclass__(cls, kind: str | None = None, **config: Unpack[ConfigDict]) -> None:
+        super().__init_subclass__(**config)
+        cls.kind = kind or cls.kind
 
     @field_validator("split")
     @classmethod
@@ -55,21 +60,16 @@ class Partition(BaseModel):
                 break
         raise UserError(
             f"partition.min_samples = {self.min_samples} cannot be met: the smallest of {len(parts)} clients "
-            f"got {smallest} of {len(dataset)} samples; {self._remedy()}"
+            f"got {smallest} of {len(dataset)} samples; {self.remedy}"
         )
 
     def names(self, dataset: Dataset, count: int) -> list[str]:
         """What the clients are called."""
         return [f"client-{i}" for i in range(count)]
 
-    def _remedy(self) -> str:
-        return "lower partition.clients or partition.min_samples"
 
-
-class Iid(Partition):
+class Iid(Partition, kind="iid"):
     """Samples are shuffled and split evenly: all clients have the same distribution."""
-
-    kind: ClassVar[str] = "iid"
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         if self.clients > len(dataset):
@@ -77,10 +77,10 @@ class Iid(Partition):
         return np.array_split(rng.permutation(len(dataset)), self.clients)
 
 
-class Dirichlet(Partition):
+class Dirichlet(Partition, kind="dirichlet"):
     """Label skew: the samples of each class go to clients in proportions drawn from Dir(alpha) (Hsu et al. 2019)."""
 
-    kind: ClassVar[str] = "dirichlet"
+    remedy: ClassVar[str] = f"{Partition.remedy}, or raise partition.alpha"
 
     alpha: float = Field(
         0.3, gt=0, allow_inf_nan=False, description="Concentration: small: few classes per client, large: nearly iid."
@@ -97,14 +97,9 @@ class Dirichlet(Partition):
             owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
         return by_owner(owner, self.clients)
 
-    def _remedy(self) -> str:
-        return "lower partition.clients or partition.min_samples, or raise partition.alpha"
 
-
-class Pathological(Partition):
+class Pathological(Partition, kind="pathological"):
     """Label skew: every client holds the same small number of classes, in equal shards of each."""
-
-    kind: ClassVar[str] = "pathological"
 
     classes_per_client: int = Field(2, ge=1, description="Number of classes per client.")
 
@@ -114,14 +109,11 @@ class Pathological(Partition):
             raise UserError(
                 f"partition.classes_per_client = {self.classes_per_client} is more than the {len(present)} classes"
             )
-        hands = _hands(present, self.clients, self.classes_per_client, rng)
-        return _shards(dataset, hands, rng)
+        return _shards(dataset, _hands(present, self.clients, self.classes_per_client, rng), rng)
 
 
-class Disjoint(Partition):
+class Disjoint(Partition, kind="disjoint"):
     """Label skew: each class belongs to one client only."""
-
-    kind: ClassVar[str] = "disjoint"
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         present = np.unique(dataset.labels)
@@ -130,14 +122,11 @@ class Disjoint(Partition):
                 f"partition.clients = {self.clients} is more than the {len(present)} classes, "
                 "each of which goes to one client"
             )
-        hands = np.array_split(rng.permutation(present), self.clients)
-        return _shards(dataset, [hand.tolist() for hand in hands], rng)
+        return _shards(dataset, np.array_split(rng.permutation(present), self.clients), rng)
 
 
-class Domain(Partition):
+class Domain(Partition, kind="domain"):
     """Feature skew: every client holds images of one domain only."""
-
-    kind: ClassVar[str] = "domain"
 
     clients: int = Field(0, ge=0, description="Number of clients, spread evenly over the domains; 0: one per domain.")
 
@@ -166,32 +155,27 @@ class Domain(Partition):
         return [clients // domains + (i < clients % domains) for i in range(domains)]
 
 
-class FewShot(Partition):
+class FewShot(Partition, kind="few-shot"):
     """Few-shot learning with label skew: each client gets some of the classes, with a few training samples per class.
 
     If there are more clients than classes, clients share classes but no samples. Validation has as many samples per
     class as training, at most 4, and test the rest; `split` and `min_samples` are not used.
     """
 
-    kind: ClassVar[str] = "few-shot"
-
     shots: int = Field(16, ge=1, description="Training samples per class of a client.")
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         present = rng.permutation(np.unique(dataset.labels))
-        if self.clients <= len(present):
-            hands = [hand.tolist() for hand in np.array_split(present, self.clients)]
-        else:
-            hands = [[int(present[i % len(present)])] for i in range(self.clients)]
-        return _shards(dataset, hands, rng)
+        copies = -(-self.clients // len(present))  # above 1: a class for each client, in turn
+        dealt = present if copies == 1 else np.tile(present, copies)[: self.clients]
+        return _shards(dataset, np.array_split(dealt, self.clients), rng)
 
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         val = min(self.shots, 4)
         shares = []
         for part in self.assign(dataset, rng):
             order = rng.permutation(part)
-            labels, rank = _rank(dataset.labels[order])
-            counts = np.bincount(labels, minlength=len(dataset.classes))
+            counts, rank = _rank(dataset.labels[order])
             short = np.flatnonzero((counts > 0) & (counts < self.shots + val + 1))
             if len(short):
                 raise UserError(
@@ -204,7 +188,7 @@ class FewShot(Partition):
         return shares
 
 
-class Dominant(Partition):
+class Dominant(Partition, kind="dominant"):
     """Few-shot learning where each client lacks some classes and has one dominant class (DP2FL).
 
     A client's training data start from `shots` samples per class; it loses the share `drop` of the classes, keeps the
@@ -212,8 +196,6 @@ class Dominant(Partition):
     is a quarter of that, test all that is left, both in the client's own proportions; `split` and `min_samples` are
     not used.
     """
-
-    kind: ClassVar[str] = "dominant"
 
     shots: int = Field(16, ge=1, description="Samples per class in a client's pool.")
     drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes that a client lacks.")
@@ -226,17 +208,22 @@ class Dominant(Partition):
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         train = self._train_counts(np.unique(dataset.labels), len(dataset.classes), rng)  # (clients, classes)
         val = -(-train // 4)
-        have = np.bincount(dataset.labels, minlength=len(dataset.classes))
-        spare = have - (train + val).sum(0)
-        factor = np.min(spare[train.sum(0) > 0] / train.sum(0)[train.sum(0) > 0])
-        test = np.floor(np.maximum(factor, 0) * train + 1e-9).astype(np.int64)
+        have, used = np.bincount(dataset.labels, minlength=len(dataset.classes)), train.sum(0)
+        # how many test samples per training sample each class allows
+        room = np.where(used > 0, (have - used - val.sum(0)) / np.maximum(used, 1), np.inf)
+        test = np.floor(max(room.min(), 0) * train + 1e-9).astype(np.int64)
         if np.any(test[train > 0] < 1):
-            scarce = int(np.argmin(np.where(train.sum(0) > 0, spare / np.maximum(train.sum(0), 1), np.inf)))
+            scarce = int(room.argmin())
             raise UserError(
                 f"partition.shots = {self.shots} with partition.clients = {self.clients} needs more samples of "
                 f'"{dataset.classes[scarce]}" than the {have[scarce]} there are; lower one of them'
             )
-        return _serve(dataset, train, val, test, rng)
+        demand = np.stack([train, val, test], 1).reshape(3 * self.clients, -1)  # (3 clients, classes)
+        owner = np.full(len(dataset), -1, dtype=np.int64)
+        for label, counts in enumerate(demand.T):
+            wanted = np.repeat(np.arange(3 * self.clients), counts)
+            owner[rng.permutation(np.flatnonzero(dataset.labels == label))[: len(wanted)]] = wanted
+        return _thirds(by_owner(owner, 3 * self.clients))
 
     def _train_counts(self, present: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray:
         kept = max(1, round(self.shots * self.keep))
@@ -249,10 +236,8 @@ class Dominant(Partition):
         return counts
 
 
-class Sites(Partition):
+class Sites(Partition, kind="sites"):
     """Clients as the dataset's folder defines them, with its train, validation and test data where it has them."""
-
-    kind: ClassVar[str] = "sites"
 
     clients: int = Field(0, ge=0, description="Number of clients, the first ones by name; 0: all of them.")
 
@@ -309,7 +294,7 @@ def by_owner(owner: np.ndarray, count: int) -> list[np.ndarray]:
     return np.split(order[len(owner) - sizes.sum() :], np.cumsum(sizes)[:-1])
 
 
-def _hands(classes: np.ndarray, clients: int, size: int, rng: np.random.Generator) -> list[list[int]]:
+def _hands(classes: np.ndarray, clients: int, size: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Deal `size` different classes to every client from shuffled decks, so that all classes are used about equally."""
     deck: list[int] = []
     hands = []
@@ -322,50 +307,33 @@ def _hands(classes: np.ndarray, clients: int, size: int, rng: np.random.Generato
                 continue
             deck.remove(drawn)
             hand.append(drawn)
-        hands.append(hand)
+        hands.append(np.array(hand))
     return hands
 
 
-def _shards(dataset: Dataset, hands: list[list[int]], rng: np.random.Generator) -> list[np.ndarray]:
+def _shards(dataset: Dataset, hands: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
     """Every class is split evenly among the clients that hold it; `hands` are the classes of each client."""
-    holders: dict[int, list[int]] = {}
-    for client, hand in enumerate(hands):
-        for label in hand:
-            holders.setdefault(label, []).append(client)
+    holder = np.repeat(np.arange(len(hands)), [len(hand) for hand in hands])
+    held = np.concatenate(hands)
     owner = np.full(len(dataset), -1, dtype=np.int64)
-    for label, clients in sorted(holders.items()):
+    for label in np.unique(held):
+        clients = holder[held == label]
         members = rng.permutation(np.flatnonzero(dataset.labels == label))
         if len(members) < len(clients):
             raise UserError(
                 f"partition.clients = {len(hands)} is too many: {len(clients)} of them would share "
                 f'the {len(members)} samples of "{dataset.classes[label]}"'
             )
-        owner[members] = np.array(clients)[np.arange(len(members)) * len(clients) // len(members)]
+        owner[members] = clients[np.arange(len(members)) * len(clients) // len(members)]
     return by_owner(owner, len(hands))
 
 
 def _rank(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The labels, and for each position how many equal ones come before it."""
-    order = np.argsort(labels, kind="stable")
+    """How often each label occurs, and for each position how many equal labels come before it."""
     counts = np.bincount(labels)
     rank = np.empty(len(labels), dtype=np.int64)
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return labels, rank
-
-
-def _serve(
-    dataset: Dataset, train: np.ndarray, val: np.ndarray, test: np.ndarray, rng: np.random.Generator
-) -> list[Share]:
-    """Draw disjoint samples in the given numbers, each (clients, classes)."""
-    clients = len(train)
-    demand = np.stack([train, val, test], 1).reshape(clients * 3, -1)  # (3 clients, classes)
-    owner = np.full(len(dataset), -1, dtype=np.int64)
-    for label in range(demand.shape[1]):
-        members = rng.permutation(np.flatnonzero(dataset.labels == label))
-        wanted = np.repeat(np.arange(clients * 3), demand[:, label])
-        owner[members[: len(wanted)]] = wanted
-    cells = by_owner(owner, clients * 3)
-    return [Share(*cells[3 * i : 3 * i + 3]) for i in range(clients)]
+    rank[np.argsort(labels, kind="stable")] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return counts, rank
 
 
 def stratified(
@@ -396,7 +364,7 @@ def stratified(
     if split[2] > 0:  # a client with at least 3 samples gets test data
         tested = np.bincount(holder, test, minlength=clients)
         largest = np.lexsort((np.arange(len(size)), -size, holder))  # groups of a client, largest first
-        first = largest[np.r_[True, holder[largest][1:] != holder[largest][:-1]]] if len(largest) else largest
+        first = largest[np.r_[True, holder[largest][1:] != holder[largest][:-1]]]
         lacking = first[(tested[holder[first]] == 0) & (sizes[holder[first]] >= 3)]
         val[lacking] = np.minimum(val[lacking], np.maximum(size[lacking] - 2, 0))
         test[lacking] = 1
@@ -404,8 +372,12 @@ def stratified(
     rank = np.arange(len(index)) - np.repeat(start, size)  # (M,) place within the group
     held_out = np.repeat(test, size)
     which = np.where(rank < held_out, 2, np.where(rank < held_out + np.repeat(val, size), 1, 0))
-    cells = by_owner(owner * 3 + which, clients * 3)
-    return [Share(index[cells[3 * i]], index[cells[3 * i + 1]], index[cells[3 * i + 2]]) for i in range(clients)]
+    return _thirds([index[cell] for cell in by_owner(owner * 3 + which, clients * 3)])
+
+
+def _thirds(cells: list[np.ndarray]) -> list[Share]:
+    """Train, validation and test of one client after the other."""
+    return [Share(*cells[i : i + 3]) for i in range(0, len(cells), 3)]
 
 
 def _quota(size: np.ndarray, holder: np.ndarray, share: float) -> np.ndarray:

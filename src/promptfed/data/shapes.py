@@ -20,7 +20,13 @@ SHAPES = (
     "circle", "oval", "ring", "moon", "square", "rectangle", "triangle", "pentagon",
     "hexagon", "star", "cross", "heart", "drop", "arrow", "house", "bolt",
 )  # fmt: skip
-COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink", "brown", "grey")
+_COLOURS = {
+    "red": (0.85, 0.12, 0.12), "orange": (0.96, 0.52, 0.08), "yellow": (0.93, 0.84, 0.12), "green": (0.15, 0.62, 0.18),
+    "teal": (0.05, 0.62, 0.62), "blue": (0.14, 0.26, 0.86), "purple": (0.52, 0.14, 0.70), "pink": (0.96, 0.48, 0.72),
+    "brown": (0.48, 0.28, 0.12), "grey": (0.50, 0.50, 0.50),
+}  # fmt: skip
+_RGB = np.array(list(_COLOURS.values()), dtype=np.float32)
+COLOURS = tuple(_COLOURS)
 TEXTURES = ("plain", "striped", "dotted", "checkered")
 SIZES = ("small", "medium", "large")
 PLACES = (
@@ -35,13 +41,6 @@ ATTRIBUTES = ("shape", "colour", "texture", "size", "place", "style")
 UNSEEN_STYLES = ("sketch", "inverted", "stippled")
 SEEN_STYLES = tuple(style for style in STYLES if style not in UNSEEN_STYLES)
 
-_RGB = np.array(
-    [
-        (0.85, 0.12, 0.12), (0.96, 0.52, 0.08), (0.93, 0.84, 0.12), (0.15, 0.62, 0.18), (0.05, 0.62, 0.62),
-        (0.14, 0.26, 0.86), (0.52, 0.14, 0.70), (0.96, 0.48, 0.72), (0.48, 0.28, 0.12), (0.50, 0.50, 0.50),
-    ],
-    dtype=np.float32,
-)  # fmt: skip
 _RADII = np.array([(5.2, 6.5), (7.0, 9.0), (9.5, 12.0)])  # pixels, by size
 _TILT = 25.0  # degrees to either side
 _CHUNK = 256  # pictures drawn at once: their layers fit into a CPU's cache
@@ -117,7 +116,7 @@ def draw(scenes: Scenes, seed: int) -> np.ndarray:
         for start in range(0, len(members), _CHUNK):
             part = members[start : start + _CHUNK]
             layers = _layers(scenes.take(part), rng, wobble=1.3 if style == "sketch" else 0.0)
-            pixels = _PAINTERS[style](layers, rng)  # float32 (B, 3, 32, 32)
+            pixels = _PAINTED[style][0](layers, rng)  # float32 (B, 3, 32, 32)
             pictures[part] = np.floor(pixels.clip(0, 1) * 255 + 0.5).astype(np.uint8)
     return pictures
 
@@ -134,13 +133,26 @@ class _Layers:
     paper: np.ndarray  # float32 (B, 3, 32, 32)
     dirt: np.ndarray  # float32 (B, 3, 1, 1), the strokes' colour
 
+    @property
+    def inside(self) -> np.ndarray:
+        """Coverage by the filled shape, float32 (B, 32, 32)."""
+        return (np.float32(0.5) - self.distance).clip(0, 1)
+
+    def line(self, width: float, shift: float = 0.0) -> np.ndarray:
+        """Coverage by a line around the shape, `shift` pixels inside its edge."""
+        return np.clip(np.float32(0.5 + width / 2) - np.abs(self.distance + np.float32(shift)), 0, 1)
+
+    @property
+    def littered(self) -> np.ndarray:
+        """The paper with its strokes, float32 (B, 3, 32, 32)."""
+        return _mix(self.paper, self.dirt, np.float32(0.7) * self.clutter)
+
 
 def _layers(scenes: Scenes, rng: np.random.Generator, wobble: float) -> _Layers:
     n = len(scenes)
-    # pixel centres, the shape's own centre being the origin: (B, 32, 32)
+    # pixel centres, the shape's own centre being the origin: (B, 1, 32) and (B, 32, 1)
     grid = np.arange(SIZE, dtype=np.float32) + np.float32(0.5)
-    dx = _pixels(grid[None, None, :] - _column(scenes.x), n)
-    dy = _pixels(grid[None, :, None] - _column(scenes.y), n)
+    dx, dy = grid - _column(scenes.x), grid[:, None] - _column(scenes.y)
     if wobble:
         dx, dy = dx + wobble * _smooth(n, rng), dy + wobble * _smooth(n, rng)
     cosine, sine = (_column(part) for part in _turn(scenes.tilt))
@@ -148,15 +160,11 @@ def _layers(scenes: Scenes, rng: np.random.Generator, wobble: float) -> _Layers:
     radius = _column(scenes.radius)
     distance = _lookup(scenes.shape, u / radius, v / (radius * _column(scenes.squeeze))) * radius
 
-    shade = _uniform(rng, 0.75, 1.0, n)
-    dark = rng.random(n) < 0.3
-    paper = np.where(dark, shade - np.float32(0.72), shade)[:, None, None, None] + _uniform(
-        rng, -0.06, 0.06, n, 3, 1, 1
-    )
-    slope = _uniform(rng, -0.008, 0.008, n, 2)
-    light = (
-        slope[:, :1, None] * (grid - SIZE / 2)[None, None, :] + slope[:, 1:, None] * (grid - SIZE / 2)[None, :, None]
-    )
+    shade = _uniform(rng, 0.75, 1.0, n, 1, 1, 1)
+    dark = rng.random((n, 1, 1, 1)) < 0.3
+    paper = np.where(dark, shade - np.float32(0.72), shade) + _uniform(rng, -0.06, 0.06, n, 3, 1, 1)
+    slope, middle = _uniform(rng, -0.008, 0.008, n, 2), grid - SIZE / 2
+    light = slope[:, :1, None] * middle + slope[:, 1:, None] * middle[:, None]  # (B, 32, 32)
     return _Layers(
         distance=distance,
         pattern=_pattern(scenes.texture, u, v),
@@ -175,10 +183,6 @@ def _uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> 
 def _column(values: np.ndarray) -> np.ndarray:
     """(B,) -> float32 (B, 1, 1)."""
     return values.astype(np.float32)[:, None, None]
-
-
-def _pixels(values: np.ndarray, n: int) -> np.ndarray:
-    return np.broadcast_to(values, (n, SIZE, SIZE))
 
 
 def _smooth(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -230,25 +234,14 @@ def _mix(below: np.ndarray, above: np.ndarray, cover: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _inside(layers: _Layers) -> np.ndarray:
-    return (np.float32(0.5) - layers.distance).clip(0, 1)
-
-
-def _line(layers: _Layers, width: float) -> np.ndarray:
-    cover: np.ndarray = (np.float32(0.5 + width / 2) - np.abs(layers.distance)).clip(0, 1)
-    return cover
-
-
 def _clean(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
-    paper = _mix(layers.paper, layers.dirt, np.float32(0.7) * layers.clutter)
     filled = layers.ink * (1 - np.float32(0.5) * layers.pattern[:, None])
-    return _mix(paper, filled, _inside(layers))
+    return _mix(layers.littered, filled, layers.inside)
 
 
 def _outline(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
-    paper = _mix(layers.paper, layers.dirt, np.float32(0.7) * layers.clutter)
-    tinted = _mix(paper, layers.ink, np.float32(0.3) * layers.pattern * _inside(layers))
-    return _mix(tinted, layers.ink, _line(layers, 1.2))
+    tinted = _mix(layers.littered, layers.ink, np.float32(0.3) * layers.pattern * layers.inside)
+    return _mix(tinted, layers.ink, layers.line(1.2))
 
 
 def _noisy(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
@@ -270,22 +263,19 @@ def _blurred(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
 
 
 def _neon(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
-    gap = np.abs(layers.distance)
-    glow = 1 / (1 + gap * gap / np.float32(2.5))
-    core = (np.float32(1.0) - gap).clip(0, 1)
-    night = np.float32(0.12) * layers.paper
-    night = night + np.float32(0.35) * layers.dirt * layers.clutter[:, None]
-    lit: np.ndarray = night + np.float32(0.8) * layers.ink * glow[:, None] + np.float32(0.45) * core[:, None]
+    glow = 1 / (1 + layers.distance * layers.distance / np.float32(2.5))[:, None]
+    night = np.float32(0.12) * layers.paper + np.float32(0.35) * layers.dirt * layers.clutter[:, None]
+    lit: np.ndarray = night + np.float32(0.8) * layers.ink * glow + np.float32(0.45) * layers.line(1.0)[:, None]
     return lit
 
 
 def _sketch(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
     paper = np.float32(0.93) + _uniform(rng, -0.05, 0.05, len(layers.ink), 1, SIZE, SIZE)
     pencil = np.float32(0.35) * layers.ink + np.float32(0.12)
-    second = (np.float32(0.9) - np.abs(layers.distance + np.float32(1.6))).clip(0, 1)  # drawn twice, slightly shifted
+    second = layers.line(0.8, 1.6)  # drawn twice, slightly shifted
     rough = _uniform(rng, 0.45, 1.0, *layers.distance.shape)
-    cover = np.maximum(np.float32(0.55) * layers.hatching * _inside(layers), np.float32(0.5) * second)
-    cover = np.maximum(cover, np.maximum(_line(layers, 0.9), np.float32(0.6) * layers.clutter))
+    cover = np.maximum(np.float32(0.55) * layers.hatching * layers.inside, np.float32(0.5) * second)
+    cover = np.maximum(cover, np.maximum(layers.line(0.9), np.float32(0.6) * layers.clutter))
     return _mix(paper, pencil, cover * rough)
 
 
@@ -294,7 +284,7 @@ def _inverted(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
 
 
 def _stippled(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
-    inside = _inside(layers)
+    inside = layers.inside
     density = np.float32(0.04) + np.float32(0.7) * inside + np.float32(0.3) * layers.clutter * (1 - inside)
     dots = (rng.random(density.shape, dtype=np.float32) < density).astype(np.float32)
     stray = np.float32(0.25) * layers.ink + np.float32(0.2)
@@ -302,15 +292,16 @@ def _stippled(layers: _Layers, rng: np.random.Generator) -> np.ndarray:
     return _mix(paper, np.where(inside[:, None] > 0.5, layers.ink, stray), dots)
 
 
-_PAINTERS: dict[str, Callable[[_Layers, np.random.Generator], np.ndarray]] = {
-    "clean": _clean,
-    "outline": _outline,
-    "noisy": _noisy,
-    "blurred": _blurred,
-    "neon": _neon,
-    "sketch": _sketch,
-    "inverted": _inverted,
-    "stippled": _stippled,
+# Each style's painter, and how a caption calls it.
+_PAINTED: dict[str, tuple[Callable[[_Layers, np.random.Generator], np.ndarray], tuple[str, str]]] = {
+    "clean": (_clean, ("drawn cleanly", "in flat colours")),
+    "outline": (_outline, ("drawn as an outline", "in thin lines")),
+    "noisy": (_noisy, ("with a lot of noise", "in a noisy picture")),
+    "blurred": (_blurred, ("out of focus", "in a blurred picture")),
+    "neon": (_neon, ("as a neon light", "glowing in the dark")),
+    "sketch": (_sketch, ("drawn as a sketch", "in pencil")),
+    "inverted": (_inverted, ("in inverted colours", "as a negative")),
+    "stippled": (_stippled, ("drawn in dots", "as a stippled print")),
 }
 
 _CELLS = 256  # per side of a shape's table
@@ -401,48 +392,29 @@ _WHERE = {
     "top": ("at the top",), "bottom": ("at the bottom",), "left": ("on the left",), "right": ("on the right",),
     "centre": ("in the centre", "in the middle"),
 }  # fmt: skip
-_HOW = {
-    "clean": ("drawn cleanly", "in flat colours"),
-    "outline": ("drawn as an outline", "in thin lines"),
-    "noisy": ("with a lot of noise", "in a noisy picture"),
-    "blurred": ("out of focus", "in a blurred picture"),
-    "neon": ("as a neon light", "glowing in the dark"),
-    "sketch": ("drawn as a sketch", "in pencil"),
-    "inverted": ("in inverted colours", "as a negative"),
-    "stippled": ("drawn in dots", "as a stippled print"),
-}
 
 
 def captions(scenes: Scenes, seed: int, mentioned: np.ndarray | None = None) -> list[str]:
     """A sentence for each scene that names the attributes marked in `mentioned`, bool (N, 6); none: all of them.
 
-    "plain" and "medium" are what is left unsaid: a scene without a texture or of medium size has no word for it. The
-    shape is always named.
+    The shape is always named, "plain" and "medium" never.
     """
-    rng = np.random.default_rng([seed, 2])
     told = np.ones((len(scenes), len(ATTRIBUTES)), dtype=bool) if mentioned is None else mentioned
-    draws = rng.random((len(scenes), 4))
-    return [
-        _caption(row, mask, wording)
-        for row, mask, wording in zip(scenes.attributes.tolist(), told.tolist(), draws.tolist(), strict=True)
-    ]
+    draws = np.random.default_rng([seed, 2]).random((len(scenes), 4))
+    return list(map(_caption, scenes.attributes.tolist(), told.tolist(), draws.tolist()))
 
 
 def _caption(row: list[int], mask: list[bool], wording: list[float]) -> str:
     shape, colour, texture, size, place, style = row
     _, tell_colour, tell_texture, tell_size, tell_place, tell_style = mask
-    words = [
-        SIZES[size] if tell_size and SIZES[size] != "medium" else "",
-        COLOURS[colour] if tell_colour else "",
-        TEXTURES[texture] if tell_texture and TEXTURES[texture] != "plain" else "",
-        SHAPES[shape],
-    ]
-    thing = " ".join(word for word in words if word)
+    words = ((tell_size, SIZES[size]), (tell_colour, COLOURS[colour]), (tell_texture, TEXTURES[texture]))
+    told = [word for tell, word in words if tell and word not in ("medium", "plain")]
+    thing = " ".join([*told, SHAPES[shape]])
     text = _pick(_LEADS, wording[0]).format(("an " if thing[0] in "aeiou" else "a ") + thing)
     if tell_place:
         text += " " + _pick(_WHERE.get(PLACES[place], (f"in the {PLACES[place]}",)), wording[1])
     if tell_style:
-        text += ", " + _pick(_HOW[STYLES[style]], wording[2])
+        text += ", " + _pick(_PAINTED[STYLES[style]][1], wording[2])
     return text + _pick(("", "."), wording[3])
 
 
@@ -453,5 +425,6 @@ def _pick(choices: tuple[str, ...], draw: float) -> str:
 def vocabulary() -> tuple[str, ...]:
     """Every word a caption can hold."""
     names = (*SHAPES, *COLOURS, *TEXTURES, *SIZES, *PLACES, *STYLES, "in the")
-    phrases = (*names, *_LEADS, *(text for texts in (*_WHERE.values(), *_HOW.values()) for text in texts))
+    spoken = (*_WHERE.values(), *(phrases for _, phrases in _PAINTED.values()))
+    phrases = (*names, *_LEADS, *(text for texts in spoken for text in texts))
     return tuple(sorted({word for phrase in phrases for word in phrase.replace("{}", "").split()}))

@@ -9,9 +9,8 @@ from ..errors import UserError, unknown
 from ..seeding import rng
 from .datasets import Dataset
 from .federation import Site
-from .folders import folder
 from .partitions import stratified
-from .sources import Source
+from .sources import Source, folder, spelled
 
 SPLIT = (0.7, 0.1, 0.2)  # train, validation, test
 
@@ -31,15 +30,11 @@ def read(path: Path) -> Source:
 
 def class_indices(path: Path, classes: Sequence[str], agreed: Sequence[str]) -> list[int]:
     """The index of each of the folder's classes among the agreed ones; case, and _ for a space, are ignored."""
-    spelled = {_spelled(name): i for i, name in enumerate(agreed)}
+    known = {spelled(name): i for i, name in enumerate(agreed)} | {name: i for i, name in enumerate(agreed)}
     for name in classes:
-        if name not in agreed and _spelled(name) not in spelled:
+        if name not in known and spelled(name) not in known:
             raise unknown(f'--data = "{path}": class', name, agreed)
-    return [agreed.index(name) if name in agreed else spelled[_spelled(name)] for name in classes]
-
-
-def _spelled(name: str) -> str:
-    return name.lower().replace(" ", "_")
+    return [known[name] if name in known else known[spelled(name)] for name in classes]
 
 
 def split(dataset: Dataset, seed: int) -> Site:

@@ -1,13 +1,15 @@
-"""Datasets before they are decoded, and the sources that need no download: digits, drawn shapes and idx."""
+"""Datasets before they are decoded: digits, drawn shapes, idx files and image folders. `tables` has the others."""
 
 import gzip
+import os
 import re
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,32 +20,30 @@ from . import shapes
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"})
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 SPLIT_NAMES = ("train", "val", "test")
+ARRAYS = ("labels", "domain", "site", "split")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Labels:
     """What is known about N images besides their pixels."""
 
     labels: np.ndarray  # int64 (N,)
     classes: tuple[str, ...]
     domains: tuple[str, ...] = ()
-    domain: np.ndarray | None = None  # int64 (N,)
+    domain: np.ndarray | None = None  # int64 (N,), index into domains
     sites: tuple[str, ...] = ()
-    site: np.ndarray | None = None  # int64 (N,)
-    split: np.ndarray | None = None  # int8 (N,)
+    site: np.ndarray | None = None  # int64 (N,), index into sites
+    split: np.ndarray | None = None  # int8 (N,), 0 train 1 val 2 test, where the source fixes it for every site
 
-    def take(self, chosen: np.ndarray) -> Self:
-        """The images at these indices, in this order."""
-        return replace(
-            self,
-            labels=self.labels[chosen],
-            domain=None if self.domain is None else self.domain[chosen],
-            site=None if self.site is None else self.site[chosen],
-            split=None if self.split is None else self.split[chosen],
-        )
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that there are, by name."""
+        return {name: array for name in ARRAYS if (array := getattr(self, name)) is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Source(Labels):
     """N labelled images, decoded one at a time on demand."""
 
@@ -53,16 +53,17 @@ class Source(Labels):
     def take(self, chosen: np.ndarray) -> "Source":
         """The images at these indices, in this order."""
         image, name = self.image, self.name
-        return replace(super().take(chosen), image=lambda i: image(int(chosen[i])), name=lambda i: name(int(chosen[i])))
+        arrays = {key: array[chosen] for key, array in self.arrays().items()}
+        return replace(self, image=lambda i: image(int(chosen[i])), name=lambda i: name(int(chosen[i])), **arrays)
 
     def keep(self, classes: tuple[str, ...]) -> "Source":
         """Only the images of these classes, which get new labels in this order."""
-        spelled = [name.lower().replace(" ", "_") for name in self.classes]
-        renamed = np.full(len(spelled), -1, dtype=np.int64)
+        known = [spelled(name) for name in self.classes]
+        renamed = np.full(len(known), -1, dtype=np.int64)
         for new, name in enumerate(classes):
-            if name not in spelled:
+            if name not in known:
                 raise UserError(f'dataset.name: class "{name}" is not among the classes of the source')
-            renamed[spelled.index(name)] = new
+            renamed[known.index(name)] = new
         labels = renamed[self.labels]
         return replace(self, labels=labels, classes=classes).take(np.flatnonzero(labels >= 0))
 
@@ -73,16 +74,20 @@ class Source(Labels):
 
     def subset(self, limit: int) -> "Source":
         """A stratified subset that depends on nothing but `limit` and the labels."""
-        n = len(self.labels)
+        n = len(self)
         if limit >= n:
             return self
         rng = np.random.default_rng([limit, n])
         order = rng.permutation(n)
         order = order[np.argsort(self.labels[order], kind="stable")]  # by class, random within
         # every n/limit-th of them: each class gets its share to within one image
-        return self.take(
-            np.sort(order[np.minimum((np.arange(limit) + rng.random()) * n / limit, n - 1).astype(np.int64)])
-        )
+        at = np.minimum((np.arange(limit) + rng.random()) * n / limit, n - 1).astype(np.int64)
+        return self.take(np.sort(order[at]))
+
+
+def spelled(name: str) -> str:
+    """A class name without the differences in case and spaces between copies of a dataset."""
+    return name.lower().replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -102,57 +107,77 @@ def identify(folder: Path, files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def visible(folder: Path) -> list[Path]:
-    """What a folder holds, hidden files left out, in an order that does not depend on the file system."""
-    return sorted((p for p in folder.iterdir() if not p.name.startswith(".")), key=lambda p: p.name)
+def walk(path: Path) -> tuple[list[Path], list[Path]]:
+    """Files and folders relative to `path`, sorted, none of them hidden or in a hidden folder."""
+    files, inside = [], []
+    for here, inner, names in os.walk(path, followlinks=True):
+        inner[:] = [name for name in inner if not name.startswith((".", "__MACOSX"))]
+        base = Path(here).relative_to(path)
+        inside += [base / name for name in inner]
+        files += [base / name for name in names if not name.startswith(".")]
+    return sorted(files), sorted(inside)
 
 
-def digits() -> Located:
+# ---- without files
+
+
+def _digits(scratch: Path) -> Source:
     """The 1,797 handwritten digits that come with scikit-learn, 8 x 8, values 0..16."""
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
 
-    def read(scratch: Path) -> Source:
-        from sklearn.datasets import load_digits  # slow to import, and only needed here
-
-        data = load_digits()
-        images = (data.images * (255 / 16)).round().astype(np.uint8)  # (N, 8, 8)
-        return _arrays(images, data.target, tuple(str(d) for d in range(10)), "digit")
-
-    return Located("scikit-learn digits", read)
+    data = load_digits()
+    images = (data.images * (255 / 16)).round().astype(np.uint8)  # (N, 8, 8)
+    return _arrays(images, data.target, tuple("0123456789"), "digit")
 
 
-def drawn() -> Located:
+def _drawn(scratch: Path) -> Source:
     """The pictures of `shapes`; their styles are the domains."""
-
-    def read(scratch: Path) -> Source:
-        scenes = shapes.sample(shapes.COUNT, seed=0)
-        images = shapes.draw(scenes, seed=0).transpose(0, 2, 3, 1)  # (N, 32, 32, 3)
-        source = _arrays(images, scenes.shape, shapes.SHAPES, "picture")
-        return replace(source, domains=shapes.STYLES, domain=scenes.style)
-
-    return Located(f"drawn shapes {shapes.VERSION}", read)
+    scenes = shapes.sample(shapes.COUNT, seed=0)
+    images = shapes.draw(scenes, seed=0).transpose(0, 2, 3, 1)  # (N, 32, 32, 3)
+    source = _arrays(images, scenes.shape, shapes.SHAPES, "picture")
+    return replace(source, domains=shapes.STYLES, domain=scenes.style)
 
 
-_IDX = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test|valid)[-.]images[-.]idx3[-.]ubyte(?P<zip>\.gz)?")
+EMBEDDED = {
+    "digits": Located("scikit-learn digits", _digits),
+    "shapes": Located(f"drawn shapes {shapes.VERSION}", _drawn),
+}
+
+
+def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], word: str) -> Source:
+    def picture(i: int) -> Image.Image:
+        return Image.fromarray(images[i])
+
+    return Source(labels=labels.astype(np.int64), classes=classes, image=picture, name=lambda i: f"{word} {i}")
+
+
+# ---- idx files, the format of MNIST
+
+_IDX = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test|valid)[-.]images[-.]idx3[-.]ubyte(\.gz)?")
 
 
 def idx_files(folder: Path) -> list[re.Match[str]]:
-    """The image files of an MNIST-style folder."""
-    return [match for p in visible(folder) if (match := _IDX.fullmatch(p.name))]
+    """The image files of an MNIST-style folder, training images first."""
+    names = sorted(file.name for file in folder.iterdir())
+    return sorted((m for name in names if (m := _IDX.fullmatch(name))), key=lambda m: _which(m["split"]))
+
+
+def _which(split: str) -> int:
+    return SPLITS.get(split, 2)  # MNIST calls its test split t10k
 
 
 def idx(folder: Path, splits: tuple[str, ...]) -> Located:
-    """MNIST-style idx files, plain or gzipped; the classes are named by their numbers."""
+    """Idx files, plain or gzipped; the classes are named by their numbers."""
     matches = idx_files(folder)
     prefixes = sorted({m["prefix"] for m in matches})
     if len(prefixes) > 1:
         raise UserError(
             f'dataset.name = "{folder}" holds several idx datasets ({", ".join(prefixes)}); keep one per folder'
         )
-    chosen = [m for m in matches if not splits or _split_of(m["split"]) in splits]
+    chosen = [m.string for m in matches if not splits or SPLIT_NAMES[_which(m["split"])] in splits]
     if not chosen:
         raise UserError(f'dataset.splits: "{folder}" has no such split, only {", ".join(m["split"] for m in matches)}')
-    chosen.sort(key=lambda m: SPLIT_NAMES.index(_split_of(m["split"])))
-    pairs = [(folder / m.string, folder / _labels_of(m.string)) for m in chosen]
+    pairs = [(folder / name, folder / re.sub(r"images([-.])idx3", r"labels\1idx1", name)) for name in chosen]
     for _, label_file in pairs:
         if not label_file.is_file():
             raise UserError(f'dataset.name = "{folder}" lacks the label file {label_file.name}')
@@ -163,19 +188,10 @@ def idx(folder: Path, splits: tuple[str, ...]) -> Located:
         for (image_file, _), some, theirs in zip(pairs, images, labels, strict=True):
             if len(some) != len(theirs):
                 raise UserError(f"{image_file} holds {len(some)} images but its label file {len(theirs)} labels")
-        values, target = np.unique(np.concatenate(labels), return_inverse=True)
-        return _arrays(np.concatenate(images), target, tuple(str(v) for v in values), "image")
+        classes, target = indexed(np.concatenate(labels))
+        return _arrays(np.concatenate(images), target, classes, "image")
 
     return Located(identify(folder, [file for pair in pairs for file in pair]), read)
-
-
-def _labels_of(name: str) -> str:
-    head, tail = name.rsplit("images", 1)
-    return f"{head}labels{tail.replace('idx3', 'idx1')}"
-
-
-def _split_of(name: str) -> str:
-    return SPLIT_NAMES[SPLITS.get(name, 2)]  # MNIST calls its test split t10k
 
 
 def _read_idx(file: Path, dimensions: int) -> np.ndarray:
@@ -190,10 +206,65 @@ def _read_idx(file: Path, dimensions: int) -> np.ndarray:
         raise UserError(f"{file} is not a complete idx file of {dimensions}-dimensional bytes") from error
 
 
-def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], word: str) -> Source:
-    return Source(
-        labels=labels.astype(np.int64),
-        classes=classes,
-        image=lambda i: Image.fromarray(images[i]),
-        name=lambda i: f"{word} {i}",
-    )
+# ---- image folders; their layout is recognised
+
+_LAYOUTS = "class/*.jpg, split/class/*.jpg, domain/class/*.jpg or client/{train,test}/class/*.jpg"
+_NAMED = 5  # folders that a warning lists
+
+
+def folder(path: Path, splits: tuple[str, ...]) -> Located:
+    """Every image below `path`, labelled by the names of its folders."""
+    found, inside = walk(path)
+    files = [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
+    depths = {len(file.parts) for file in files}
+    if len(depths) != 1 or not depths <= {2, 3, 4}:
+        what = "images at mixed or unknown depths" if files else "no images"
+        raise UserError(f'dataset.name = "{path}" holds {what}; allowed layouts: {_LAYOUTS}')
+    depth = depths.pop()
+    _warn_of_empty(path, files, inside, depth)
+    by_split = depth > 2 and all(_split_of(file) in SPLITS for file in files)
+    if depth == 4 and not by_split:
+        raise UserError(f'dataset.name = "{path}" is nested too deeply; allowed layouts: {_LAYOUTS}')
+    if by_split and splits:
+        files = [file for file in files if SPLIT_NAMES[SPLITS[_split_of(file)]] in splits]
+        if not files:
+            raise UserError(f'dataset.splits: "{path}" has no images of {" or ".join(splits)}')
+
+    def read(scratch: Path) -> Source:
+        classes, labels = indexed([file.parts[-2] for file in files])
+        source = Source(
+            labels=labels, classes=classes, image=lambda i: Image.open(path / files[i]), name=lambda i: str(files[i])
+        )
+        names, index = indexed([file.parts[0] for file in files])
+        if depth == 4:
+            split = np.array([SPLITS[_split_of(file)] for file in files], dtype=np.int8)
+            return replace(source, sites=names, site=index, split=split)
+        return replace(source, domains=names, domain=index) if depth == 3 and not by_split else source
+
+    return Located(identify(path, [path / file for file in files]), read)
+
+
+def _split_of(file: Path) -> str:
+    return file.parts[-3].lower()  # split/class/file or client/split/class/file
+
+
+def _warn_of_empty(path: Path, files: list[Path], inside: list[Path], depth: int) -> None:
+    """Warns of folders of sites, domains, splits and classes that hold no image."""
+    tops, classes = {file.parts[0] for file in files}, {file.parts[-2] for file in files}
+    empty = [inner for inner in inside if len(inner.parts) == 1 and inner.name not in tops]
+    deep = [inner for inner in inside if len(inner.parts) == depth - 1 > 1 and inner.parts[0] in tops]
+    empty += [inner for inner in deep if inner.name not in classes]
+    if empty:
+        names = ", ".join(f'"{inner}"' for inner in empty[:_NAMED]) + (", ..." if len(empty) > _NAMED else "")
+        what = (
+            "a folder without images, which is"
+            if len(empty) == 1
+            else f"{len(empty)} folders without images, which are"
+        )
+        warnings.warn(f'dataset.name = "{path}" has {what} left out: {names}', stacklevel=3)
+
+
+def indexed(values: Any) -> tuple[tuple[str, ...], np.ndarray]:
+    """The different values as sorted names, and the index of each value's name, int64 (N,)."""
+    names, index = np.unique(values, return_inverse=True)
+    return tuple(str(name) for name in names), index.astype(np.int64)

@@ -1,99 +1,74 @@
 """Datasets of the `datasets` library: by hub id, or in one of its layouts on disk."""
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from ..errors import UserError
-from .hub import failed, first_line, snapshot, unreachable
-from .sources import SPLIT_NAMES, SPLITS, Located, Source, identify
+from .hub import failed, snapshot, unreachable
+from .sources import SPLIT_NAMES, SPLITS, Located, Source, identify, walk
 
 LABEL_NAMES = ("label", "fine_label", "labels", "class", "target", "category")  # in order of preference
 _TABLES = frozenset({".parquet", ".arrow"})
 
 
+class Wanted(NamedTuple):
+    """What to read of a table; columns that are not given are found by type."""
+
+    splits: tuple[str, ...]  # empty: all
+    image: str | None
+    label: str | None
+    domain: str | None
+
+
 def find(path: Path) -> list[Path]:
     """The parquet and arrow files at or below a path."""
-    if path.is_file():
-        return [path] if path.suffix in _TABLES else []
-    found = (p for p in path.rglob("*") if p.suffix in _TABLES and p.is_file())
-    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts))
+    below = [path] if path.is_file() else [path / file for file in walk(path)[0]]
+    return [file for file in below if file.suffix in _TABLES and file.is_file()]
 
 
-def of_hub(
-    name: str,
-    *,
-    config: str | None = None,
-    splits: tuple[str, ...] = (),
-    image: str | None = None,
-    label: str | None = None,
-    domain: str | None = None,
-) -> Located:
+def of_hub(name: str, config: str | None, wanted: Wanted) -> Located:
     """A dataset of the hub at its newest revision, or, without a connection, as downloaded before."""
     revision, folder = snapshot("dataset", name)
     if folder and not find(folder):
         raise unreachable("dataset", name)
+    options = {} if folder else {"revision": revision}
 
-    def read(scratch: Path) -> Source:
-        return _source(
-            _pooled(_fetch(name, config, revision, folder, scratch), name, splits), name, image, label, domain
-        )
+    def load(datasets: Any, scratch: Path) -> Any:
+        return datasets.load_dataset(str(folder or name), config, cache_dir=str(scratch), **options)
 
-    return Located(f"hub {name} {config} {revision}", read)
+    return Located(f"hub {name} {config} {revision}", lambda scratch: _read(load, scratch, name, wanted))
 
 
-def of_files(
-    path: Path,
-    *,
-    splits: tuple[str, ...] = (),
-    image: str | None = None,
-    label: str | None = None,
-    domain: str | None = None,
-) -> Located:
+def of_files(path: Path, wanted: Wanted) -> Located:
     """Parquet or arrow files: the hub's layout, `save_to_disk`'s, or a single file."""
-    files = find(path)
-    folder = path if path.is_dir() else path.parent
 
-    def read(scratch: Path) -> Source:
-        return _source(_pooled(_open(path, files, scratch), str(path), splits), str(path), image, label, domain)
+    def load(datasets: Any, scratch: Path) -> Any:
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            return datasets.load_from_disk(str(path))
+        # the library converts parquet to arrow, which is of no use once the images are decoded
+        options = {"path": path.suffix[1:], "data_files": str(path)} if path.is_file() else {"path": str(path)}
+        return datasets.load_dataset(**options, cache_dir=str(scratch))
 
-    return Located(identify(folder, files), read)
+    identity = identify(path if path.is_dir() else path.parent, find(path))
+    return Located(identity, lambda scratch: _read(load, scratch, str(path), wanted))
 
 
-def _open(path: Path, files: list[Path], scratch: Path) -> Any:
+def _read(load: Callable[[Any, Path], Any], scratch: Path, name: str, wanted: Wanted) -> Source:
     import datasets  # slow to import, and only needed for these sources
 
     try:
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return datasets.load_from_disk(str(path))
-        where = str(scratch)  # the library converts parquet to arrow, which is of no use once the images are decoded
-        with _quiet():
-            if path.is_file():
-                kind = "parquet" if path.suffix == ".parquet" else "arrow"
-                return datasets.load_dataset(kind, data_files=str(path), cache_dir=where)
-            return datasets.load_dataset(str(path), cache_dir=where)
+        loaded = load(datasets, scratch)
+    except ConnectionError as error:
+        raise unreachable("dataset", name) from error
     except Exception as error:  # the library wraps arbitrary exceptions of its readers
         _reraise_disk(error)
-        raise UserError(f'dataset.name = "{path}" cannot be read: {first_line(error)}') from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars, which are for downloads."""
-    import datasets
-
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
+        raise failed("dataset", name, error) from error
+    return _source(_pooled(loaded, name, wanted.splits), name, wanted)
 
 
 def _reraise_disk(error: BaseException) -> None:
@@ -105,80 +80,50 @@ def _reraise_disk(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def _fetch(name: str, config: str | None, revision: str, folder: Path | None, scratch: Path) -> Any:
-    import datasets
-
-    try:
-        if folder is not None:
-            return datasets.load_dataset(str(folder), config, cache_dir=str(scratch))
-        return datasets.load_dataset(name, config, revision=revision, cache_dir=str(scratch))
-    except ConnectionError as error:
-        raise unreachable("dataset", name) from error
-    except Exception as error:  # the library wraps arbitrary exceptions of its readers
-        _reraise_disk(error)
-        raise failed("dataset", name, error) from error
-
-
 def _pooled(loaded: Any, name: str, splits: tuple[str, ...]) -> dict[str, Any]:
     """The splits asked for, by name; a dataset without splits counts as train."""
     parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-    kept = {key: part for key, part in parts.items() if not splits or key in splits or _split(key) in splits}
+    usual = {key: SPLIT_NAMES[SPLITS[key.lower()]] if key.lower() in SPLITS else key for key in parts}
+    kept = {key: part for key, part in parts.items() if not splits or {key, usual[key]} & set(splits)}
     if not kept:
         raise UserError(f'dataset.splits: "{name}" has no split {" or ".join(splits)}, only {", ".join(parts)}')
     return kept
 
 
-def _split(key: str) -> str:
-    return SPLIT_NAMES[SPLITS[key.lower()]] if key.lower() in SPLITS else key
-
-
-def _source(parts: dict[str, Any], name: str, image: str | None, label: str | None, domain: str | None) -> Source:
+def _source(parts: dict[str, Any], name: str, wanted: Wanted) -> Source:
     import datasets
 
     features = next(iter(parts.values())).features
-    image = _column("image", image, features, [c for c, f in features.items() if isinstance(f, datasets.Image)], name)
+    pictures = [c for c, f in features.items() if isinstance(f, datasets.Image)]
+    image = _column("image", wanted.image, features, pictures, name)
     named = [c for c, f in features.items() if isinstance(f, datasets.ClassLabel)]
-    label = _column("label", label, features, _preferred(named) or _plain(features), name)
-    if domain is None and "domain" in features and label != "domain":
-        domain = "domain"
+    named = ["label"] if "label" in named else named or _plain(features)
+    label = _column("label", wanted.label, features, named, name)
+    domain = wanted.domain or ("domain" if "domain" in features and label != "domain" else None)
 
     labelled = {key: part for key, part in parts.items() if label in part.features and image in part.features}
     pooled = datasets.concatenate_datasets(
-        [part.select_columns(_some(image, label, domain)) for part in labelled.values()]
+        [part.select_columns([c for c in (image, label, domain) if c]) for part in labelled.values()]
     )
     pooled = pooled.cast_column(image, datasets.Image(decode=False))  # decoded later, to skip corrupt images
     classes, labels = _names(pooled, label)
     domains, where = _names(pooled, domain) if domain else ((), None)
     cells = pooled.data.column(image)  # arrow: indexed ten times faster than the dataset
     starts = np.cumsum([0, *(len(part) for part in labelled.values())])
-    keys = list(labelled)
 
     def title(i: int) -> str:
         part = int(np.searchsorted(starts, i, side="right")) - 1
-        return f"{keys[part]}[{i - starts[part]}]"
+        return f"{list(labelled)[part]}[{i - starts[part]}]"
 
-    source = Source(
-        labels=labels,
-        classes=classes,
-        image=lambda i: _decode(cells[i].as_py()),
-        name=title,
-        domains=domains,
-        domain=where,
-    )
-    if labels.min(initial=0) < 0:  # -1 marks a missing label on the hub
-        source = source.take(np.flatnonzero(labels >= 0))
-    if len(source.labels) == 0:
+    def picture(i: int) -> Image.Image:
+        cell = cells[i].as_py()
+        return Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])
+
+    source = Source(labels=labels, classes=classes, image=picture, name=title, domains=domains, domain=where)
+    source = source.take(np.flatnonzero(labels >= 0))  # -1 marks a missing label on the hub
+    if len(source) == 0:
         raise UserError(f'dataset.name = "{name}" holds no labelled images in {", ".join(parts)}')
     return source
-
-
-def _some(*columns: str | None) -> list[str]:
-    return [column for column in columns if column is not None]
-
-
-def _preferred(columns: list[str]) -> list[str]:
-    """The one called label, if there is one; otherwise all of them."""
-    return ["label"] if "label" in columns else columns
 
 
 def _plain(features: Any) -> list[str]:
@@ -196,11 +141,9 @@ def _column(role: str, given: str | None, features: Any, candidates: list[str], 
         return given
     if len(candidates) == 1:
         return candidates[0]
-    if candidates:
-        raise UserError(f'{setting} must be set for "{name}": it could be {" or ".join(candidates)}')
-    raise UserError(
-        f'{setting} must be set for "{name}": none of its columns ({", ".join(features)}) is clearly a {role}'
-    )
+    unclear = f"none of its columns ({', '.join(features)}) is clearly a {role}"
+    reason = f"it could be {' or '.join(candidates)}" if candidates else unclear
+    raise UserError(f'{setting} must be set for "{name}": {reason}')
 
 
 def _names(pooled: Any, column: str) -> tuple[tuple[str, ...], np.ndarray]:
@@ -212,7 +155,3 @@ def _names(pooled: Any, column: str) -> tuple[tuple[str, ...], np.ndarray]:
     known = sorted({v for v in values if v is not None and v != -1})
     index = {v: i for i, v in enumerate(known)}
     return tuple(str(v) for v in known), np.array([index.get(v, -1) for v in values], dtype=np.int64)
-
-
-def _decode(cell: dict[str, Any]) -> Image.Image:
-    return Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])

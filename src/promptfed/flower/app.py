@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -133,30 +133,19 @@ def _about(host: Host) -> dict[str, str]:
 
 # ---- a node's host
 
-_hosts: dict[str, Host] = {}  # of this process: at most one, by its description
 
-
-def hosted(description: str) -> Host:
-    """The host of a JSON description (build.host_from), made once in a process. A model is not loaded per message."""
-    if description not in _hosts:
-        forget()
-        given = json.loads(description)
-        # Appended, since Ray's own entries must stay.
-        sys.path.extend(entry for entry in given.get("path", []) if entry not in sys.path)
-        _hosts[description] = host_from(given)
-    return _hosts[description]
-
-
-def forget() -> None:
-    """Closes the host of this process."""
-    for host in _hosts.values():
-        host.close()
-    _hosts.clear()
+@cache
+def _described(file: str) -> Host:
+    """The host of a simulation's JSON description, made once in a process: a model is not loaded per message."""
+    given = json.loads(Path(file).read_text())
+    # Appended, since Ray's own entries must stay.
+    sys.path.extend(entry for entry in given["path"] if entry not in sys.path)
+    return host_from(given)
 
 
 def simulated(file: str, context: Context) -> tuple[Host, int]:
     """In a simulation one host, described in a file of the run, serves all clients; Flower numbers the nodes."""
-    return hosted(Path(file).read_text()), int(context.node_config["partition-id"])
+    return _described(file), int(context.node_config["partition-id"])
 
 
 class Resident:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,9 +41,7 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("promptfed consortium")
     ca = (
-        _certificate(name, name, key.public_key(), _in(_AUTHORITY_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(sign=True), critical=True)
+        _certificate(name, name, key.public_key(), _in(_AUTHORITY_DAYS), ca=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
@@ -68,9 +67,7 @@ def _issue(
         write_private(folder / SERVER_KEY, _pem(ec.generate_private_key(ec.SECP384R1())))
     key = _read_key(folder / SERVER_KEY).public_key()
     server = (
-        _certificate(_name(str(names[0].value)), ca.subject, key, min(_in(days), ca.not_valid_after_utc))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(sign=False), critical=True)
+        _certificate(_name(str(names[0].value)), ca.subject, key, min(_in(days), ca.not_valid_after_utc), ca=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -83,7 +80,7 @@ def _issue(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    return _read(path, x509.load_pem_x509_certificate, "a certificate")
+    return _read(path, x509.load_pem_x509_certificate, "a certificate", x509.Certificate)
 
 
 def read_authority(path: Path) -> x509.Certificate:
@@ -124,8 +121,8 @@ def hosts(certificate: x509.Certificate) -> list[str]:
     return [str(name.value) for name in named]
 
 
-def make_pair(folder: Path) -> Path:
-    """A site's key pair, as Flower reads it; -> the public key, for the server's engineer."""
+def make_pair(folder: Path) -> None:
+    """A site's key pair, as Flower reads it."""
     key = ec.generate_private_key(ec.SECP384R1())
     content = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -133,14 +130,11 @@ def make_pair(folder: Path) -> Path:
     write_private(folder / KEY, content)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (folder / PUBLIC).write_bytes(public + b"\n")
-    return folder / PUBLIC
 
 
 def read_public(path: Path) -> ec.EllipticCurvePublicKey:
-    key = _read(path, serialization.load_ssh_public_key, f"a public key of a site ({PUBLIC})")
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise UserError(f'"{path}" is not an elliptic-curve key, as a site makes it ({PUBLIC})')
-    return key
+    kind = f"a public key of a site ({PUBLIC})"
+    return _read(path, serialization.load_ssh_public_key, kind, ec.EllipticCurvePublicKey)
 
 
 def _name(common: str) -> x509.Name:
@@ -149,23 +143,26 @@ def _name(common: str) -> x509.Name:
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     """The hosts' names, and this machine's own."""
-    return [_general(host) for host in dict.fromkeys([*hosts, *_LOCAL])]
-
-
-def _general(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise UserError(f'--host = "{host}" must be a name in ASCII or an address; xn--... for other letters') from None
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys([*hosts, *_LOCAL]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            if not host.isascii():
+                raise UserError(
+                    f'--host = "{host}" must be a name in ASCII or an address; xn--... for other letters'
+                ) from None
+            names.append(x509.DNSName(host))
+    return names
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime, ca: bool
 ) -> x509.CertificateBuilder:
+    """`ca`: of an authority, whose key signs certificates."""
+    other = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*other, "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **unused)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -174,6 +171,8 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.now(UTC) - timedelta(minutes=10))  # clocks differ
         .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
@@ -181,38 +180,24 @@ def _in(days: int) -> datetime:
     return datetime.now(UTC) + timedelta(days=days)
 
 
-def _usage(sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign,
-        crl_sign=sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     kind = "a private key as promptfed flower certs makes it"
-    key = _read(path, lambda content: serialization.load_pem_private_key(content, None), kind)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f'"{path}" is not {kind}')
-    return key
+    return _read(path, partial(serialization.load_pem_private_key, password=None), kind, ec.EllipticCurvePrivateKey)
 
 
 _T = TypeVar("_T")
 
 
-def _read(path: Path, load: Callable[[bytes], _T], kind: str) -> _T:
+def _read(path: Path, load: Callable[[bytes], object], kind: str, of: type[_T]) -> _T:
     try:
-        return load(path.read_bytes())
+        found = load(path.read_bytes())
     except OSError as error:
         raise UserError(f'"{path}" cannot be read: {error.strerror}') from None
     except Exception:  # of several types, depending on what is wrong with it
-        raise UserError(f'"{path}" is not {kind}') from None
+        found = None
+    if not isinstance(found, of):
+        raise UserError(f'"{path}" is not {kind}')
+    return found
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

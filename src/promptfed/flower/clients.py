@@ -7,15 +7,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from logging import INFO
 from typing import Any
 
 from ..clients import messages as M
 from ..clients.base import MessageClients, Reply
-from ..clients.once import Packing
 from ..errors import UserError
 from ..params import Params
 from . import wire
-from ._flwr import ErrorCode, Grid, Message, RecordDict
+from ._flwr import ErrorCode, Grid, Message, RecordDict, log
 from .app import differing
 
 
@@ -45,7 +45,6 @@ class FlowerClients(MessageClients):
     `sizes`: clients' training samples as known before, for such a run: missing clients are asked all the same.
     `strict`: whether it is an error if all that were asked fail: in a simulation the fault is then in the method.
     `alive`: called while waiting; raises if waiting has become pointless.
-    `missing`: called with the clients that are waited for at the start, when these have changed.
     `stop`: called by close().
     """
 
@@ -62,14 +61,13 @@ class FlowerClients(MessageClients):
         sizes: Mapping[int, int] | None = None,
         strict: bool = False,
         alive: Callable[[], None] = lambda: None,
-        missing: Callable[[list[int]], None] = lambda clients: None,
         stop: Callable[[], None] = lambda: None,
         limits: wire.Limits = wire.LIMITS,
     ) -> None:
         super().__init__({client: (sizes or {}).get(client, 0) for client in range(expected.clients)})
         self._grid, self._expected, self._limits = grid, expected, limits
         self._timeout, self._poll, self._window, self._strict = timeout, poll, window, strict
-        self._alive, self._missing, self._stop = alive, missing, stop
+        self._alive, self._stop = alive, stop
         self._nodes: dict[int, int] = {}  # client -> node
         self._quiet: dict[int, float] = {}  # nodes that did not say who they are, and when they are asked again
         self._refused: set[int] = set()  # nodes that will never fit
@@ -93,11 +91,10 @@ class FlowerClients(MessageClients):
             if not absent or time.monotonic() >= until:
                 break
             if absent != waited:
-                self._missing(absent)
+                log(INFO, "waiting for client %s, for %g s at most", ", ".join(map(str, absent)), patience)
                 waited = absent
             self._alive()
             time.sleep(min(self._poll, 0.1))
-        self._missing([])
         self._complain(silent, error=self._enough is None)
         if len(self._nodes) < (count if self._enough is None else self._enough):
             raise UserError(
@@ -182,7 +179,7 @@ class FlowerClients(MessageClients):
 
     def exchange(self, task: M.Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
         nodes = self._present()
-        packing = Packing(task, sent, self._once, wire.array)
+        packing = M.Packing(task, sent, self._once, wire.array)
         begun: dict[int, float] = {}
         received: dict[int, int] = {}
         errors: list[str] = []
@@ -190,10 +187,10 @@ class FlowerClients(MessageClients):
         def letter(client: int) -> tuple[int, RecordDict]:
             begun[client] = time.monotonic()
             self._notify(task, [client], len(sent))
-            packed = packing([client])
-            received[client] = packed.received[client]
+            request, blobs, size = packing([client])
+            received.update(size)
             # With a fingerprint: a node may have come back with another model under the same number.
-            content = wire.write_request(packed.request, packed.blobs, self._expected.fingerprint)
+            content = wire.write_request(request, blobs, self._expected.fingerprint)
             return nodes[client], content
 
         def answered(client: int, error: str) -> None:
@@ -265,19 +262,19 @@ class FlowerClients(MessageClients):
         """An answer, or why there is none. Nothing in it can raise."""
         if message.has_error():
             code, reason = message.error.code, message.error.reason or "error"
-            return _SILENT.get(code) or _line(f"{reason} (code {code})")
+            return _SILENT.get(code) or wire.printable(f"{reason} (code {code})", 500)
         try:
             answered, blobs = wire.read_answer(message.content, task, self._limits)
             tensors = wire.tensors(blobs[0], self._limits) if blobs else {}
         except wire.Malformed as error:
             return str(error)
         if answered.error:
-            return _line(answered.error)
+            return wire.printable(answered.error, 500)
         if isinstance(answered.result, M.TrainResult):
-            answered.result.error = _line(answered.result.error)
+            answered.result.error = wire.printable(answered.result.error, 500)
         return answered.result, tensors, sum(map(len, blobs))
 
-    def _unfit(self, client: int, result: M.ClientResult, tensors: Params) -> str:
+    def _unfit(self, client: int, result: M.Result, tensors: Params) -> str:
         """Why a result cannot be used here; empty if it can."""
         if result.client != client:
             return f"it answers for client {result.client}"
@@ -312,8 +309,3 @@ def _round(task: M.Task | wire.Identify) -> str:
     if isinstance(task, M.Train | M.Second):
         return str(task.round)
     return str(task.as_of - 1) if isinstance(task, M.Evaluate) else ""
-
-
-def _line(text: str) -> str:
-    """What a node says as one line of bounded length, without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split())[:500])

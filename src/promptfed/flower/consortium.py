@@ -18,7 +18,7 @@ from .. import files
 from ..errors import UserError
 from ..runs import build
 from ..runs import config as C
-from .site import AGREED, read_agreed
+from .site import AGREED, INTEGERS, read_numbers
 
 APP, TLS, DATABASE, NODES = "app", "tls", "superlink.db", "nodes.json"
 
@@ -61,16 +61,9 @@ def create(folder: Path, config: C.Config) -> None:
     for name, text in {"pyproject.toml": _PROJECT.format(version=version("promptfed")), **_FILES}.items():
         (app / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (app / name).write_text(text)
-    agreed = {
-        key: value for key, value in config.complete().items() if key != "partition"
-    }  # images are not split: each site has its own
+    # Images are not split: each site has its own.
+    agreed = {key: value for key, value in config.complete().items() if key != "partition"}
     (folder / AGREED).write_text(C.dump(agreed))
-
-
-def read(folder: Path) -> tuple[C.Config, C.Consortium]:
-    if not (folder / AGREED).exists():
-        raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
-    return read_agreed(folder)
 
 
 # ---- which node is which client
@@ -78,7 +71,7 @@ def read(folder: Path) -> tuple[C.Config, C.Consortium]:
 
 def nodes(folder: Path) -> dict[int, int] | None:
     """Which client each node is, where sites were admitted by their keys; None: none was."""
-    return numbers(folder / NODES, "node")
+    return read_numbers(folder / NODES, INTEGERS, "node", "client")
 
 
 def taken(folder: Path, client: int, node: int | None) -> int | None:
@@ -100,16 +93,6 @@ def forget(folder: Path, client: int) -> int:
         raise UserError(f"--client = {client} is not admitted")
     _write(folder, {other: number for other, number in (nodes(folder) or {}).items() if number != client})
     return node
-
-
-def numbers(file: Path, of: str) -> dict[int, int] | None:
-    """A file that holds a number for each node or client; None: there is no such file."""
-    if not file.exists():
-        return None
-    try:
-        return {int(key): int(value) for key, value in json.loads(file.read_text()).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise UserError(f'"{file}" is damaged: it must hold a number for each {of}, {{"{of}": number, ...}}') from None
 
 
 def _write(folder: Path, nodes: dict[int, int]) -> None:

@@ -27,8 +27,9 @@ import uvicorn
 from ..errors import UserError
 from . import _flwr as F
 from . import certificates
-from .consortium import APP, DATABASE, TLS, read
+from .consortium import APP, DATABASE, TLS
 from .server import FOLDER, LINK
+from .site import read_agreed
 
 _Scope = MutableMapping[str, Any]
 _App = Callable[[_Scope, Any, Any], Awaitable[None]]
@@ -65,7 +66,7 @@ def link(
 ) -> None:
     """Runs the consortium's SuperLink until it is stopped. `insecure`: without TLS and keys, on this machine alone."""
     folder = folder.expanduser().absolute()
-    _, agreed = read(folder)
+    _, agreed = read_agreed(folder)
     if host not in _LISTEN:
         raise UserError(
             f'--host = "{host}" must be {_ASKED}, for this machine alone, or 0.0.0.0, for all of its addresses; '
@@ -176,7 +177,7 @@ def _bound(host: str, port: int) -> socket.socket:
 @contextmanager
 def control(folder: Path, insecure: bool) -> Iterator[F.ControlHttpClient]:
     """The SuperLink's Control interface, from its own machine."""
-    _, agreed = read(folder)
+    _, agreed = read_agreed(folder)
     address = f"{_ASKED}:{agreed.address.rpartition(':')[2]}"
     if not insecure and not (folder / TLS / certificates.CA).exists():
         raise UserError(f'"{folder / TLS}" holds no certificates: promptfed flower certs {folder} makes them')
@@ -242,6 +243,3 @@ def status(client: F.ControlHttpClient, run: int) -> tuple[str, str, str]:
     """-> "pending", "starting", "running" or "finished"; then how it finished, and why"""
     found = client.ListRuns(F.ListRunsRequest(run_id=run)).run_dict[run].status
     return found.status, found.sub_status, found.details
-
-
-__all__ = ["Door", "control", "link", "register", "registered", "start", "status", "stop"]

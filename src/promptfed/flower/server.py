@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,17 @@ from ..errors import UserError
 from ..runs import api, record
 from ..runs import config as C
 from ..runs.build import Parts
-from ..runs.record import View
 from ..server import Line
 from . import consortium
-from ._flwr import Context, Grid, ServerApp, log
+from ._flwr import Context, Grid, ServerApp
 from .clients import FlowerClients
 from .simulation import expected
-from .site import AGREED, run_name
+from .site import AGREED, INTEGERS, read_agreed, read_numbers, run_name
 
 LINK = "PROMPTFED_LINK"  # environment variable: process id of the SuperLink
 _HANDOVER = 15.0  # seconds in which the process of a killed SuperLink must have released a run
 FOLDER = "PROMPTFED_CONSORTIUM"  # environment variable: the consortium's folder, which no message may name
 SIZES = "sizes.json"  # of a run: training samples per client, as reported by it
-WAITING = "waiting.json"  # of a run: clients it is waiting for at its start
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -50,8 +47,7 @@ def main(grid: Grid, context: Context) -> None:
             patience=config.engine.patience,
             poll=0.5,
             enough=1 if begun else None,
-            sizes=consortium.numbers(path / SIZES, "client") if begun else None,
-            missing=lambda clients: files.write(path / WAITING, json.dumps(clients).encode()),
+            sizes=read_numbers(path / SIZES, INTEGERS, "client", "samples") if begun else None,
         )
         files.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
         return clients
@@ -60,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     until = time.monotonic() + _HANDOVER
     while True:
         try:
-            api.execute(api.RunPlan(config, path, resume=True), view=Log(), engine=engine)
+            api.execute(api.RunPlan(config, path, resume=True), engine=engine)
             return
         except record.Busy:
             if time.monotonic() > until:
@@ -80,7 +76,7 @@ def _end_with(link: int) -> None:
 
 def agreed(folder: Path, run: Path) -> C.Config:
     """The consortium's configuration, which must not change while a run is under way."""
-    config, _ = consortium.read(folder)
+    config, _ = read_agreed(folder)
     if not (run / "checkpoint.safetensors").exists():
         return config
     before, now = C.make(C.read(run / "config.toml")).complete(), config.complete()
@@ -101,16 +97,6 @@ def _changed(key: str, before: Any, now: Any) -> str:
 
 server_app = ServerApp()
 server_app.main()(main)
-
-
-class Log(View):
-    """Rounds, as lines of Flower's log."""
-
-    def begin(self, round: int, clients: Sequence[int]) -> None:
-        log(20, "round %d: clients %s", round, ", ".join(map(str, clients)))
-
-    def end(self, line: Line) -> None:
-        log(20, "%s", told(line))
 
 
 def told(line: Line, clients: int = 0) -> str:

@@ -11,6 +11,7 @@ The folder is for its owner alone. Only what a method shares is ever sent.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -19,10 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from .. import files, models
 from ..clients.host import Host
@@ -32,17 +33,30 @@ from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, load, site_images
 from ..errors import UserError, nearest, one_sentence
 from ..params import Params
-from ..privacy import accounting
+from ..privacy import Privacy, accounting, epsilon
 from ..runs import build
 from ..runs import config as C
 from ..training import Work
-from .ledger import Ledger
 
 SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
 _EMPTY = 100_000  # bytes of a run that has not started
 KEY = "site.key"
 _log = logging.getLogger("flwr")  # a node's own
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+INTEGERS, _UPDATES = TypeAdapter(dict[int, int]), TypeAdapter(dict[float, int])
+_Numbers = TypeVar("_Numbers", dict[int, int], dict[float, int])
+
+
+def read_numbers(file: Path, kind: TypeAdapter[_Numbers], key: str, value: str) -> _Numbers | None:
+    """A JSON file that holds a number for each node, client or noise; None: there is no such file."""
+    if not file.exists():
+        return None
+    try:
+        return kind.validate_json(file.read_bytes())
+    except ValidationError:
+        raise UserError(f'"{file}" is damaged: it must hold {{"{key}": {value}, ...}}') from None
 
 
 # ---- the folder
@@ -85,10 +99,55 @@ def read_settings(folder: Path) -> Settings:
 
 def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
     """consortium.toml, of a server or of a site."""
+    if not (folder / AGREED).exists():
+        raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
     config = C.make(C.read(folder / AGREED))
     if config.consortium is None:
         raise UserError(f'"{folder / AGREED}" has no [consortium]')
     return config, config.consortium
+
+
+class Ledger:
+    """The site's own count of the updates it has released under differential privacy, over all runs. The server counts
+    too, and states its count in the result; with this a site need not trust it.
+
+    `most` returns the epsilon that the site must not exceed; it is called every time, since it may change while a
+    node is running. None: only count.
+    """
+
+    def __init__(self, file: Path, privacy: Privacy, most: Callable[[], float | None] = lambda: None) -> None:
+        self._file, self._privacy, self._most = file, privacy, most
+
+    def answers(self) -> dict[float, int]:
+        """Number of updates per noise."""
+        return read_numbers(self._file, _UPDATES, "noise", "updates") or {}
+
+    def epsilon(self, more: int = 0) -> float:
+        """What they reveal, together with `more` updates at the present noise."""
+        held, noise = self.answers(), self._privacy.noise
+        return epsilon({**held, noise: held.get(noise, 0) + more}, self._privacy.delta)
+
+    def check(self) -> None:
+        """Raises UserError if another update is not allowed."""
+        most = self._most()
+        if most is not None and self.epsilon(more=1) > most:
+            raise UserError(
+                f"epsilon = {most:g} in site.toml allows no more updates: "
+                f"one more would bring what they reveal to {self.epsilon(more=1):.3g}"
+            )
+
+    def told(self) -> str:
+        """What they reveal, in one sentence. Raises UserError if that exceeds the limit."""
+        most, spent, n = self._most(), self.epsilon(), sum(self.answers().values())
+        if most is not None and spent > most:
+            raise UserError(f"{n} updates released so far reveal epsilon {spent:.3g}, and site.toml allows {most:g}")
+        limit = "site.toml sets no limit" if most is None else f"site.toml allows {most:g}"
+        return f"updates released so far: {n}, which reveal epsilon {spent:.3g}; {limit}"
+
+    def count(self) -> None:
+        """Counts an update, before it is sent."""
+        held, noise = self.answers(), self._privacy.noise
+        files.write(self._file, json.dumps({**held, noise: held.get(noise, 0) + 1}).encode())
 
 
 @dataclass(frozen=True)
@@ -133,10 +192,8 @@ class SiteFolder:
 
     def dataset(self) -> Dataset:
         """Its images, decoded once, with the consortium's classes and normalisation."""
-        agreed, path = (
-            build.placeholder_federation(self.config).dataset,
-            Path(self.settings.data).expanduser().absolute(),
-        )
+        agreed = build.placeholder_federation(self.config).dataset
+        path = Path(self.settings.data).expanduser().absolute()
         known = np.array(site_images.class_indices(path, site_images.read(path).classes, agreed.classes))
         channels, size, _ = agreed.images.shape[1:]
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are private too

@@ -11,13 +11,12 @@ the message by then: its own limit is that of gRPC.)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
+import torch
 from pydantic import Field, ValidationError
-from pydantic_core import from_json
 from safetensors import SafetensorError
 
 from ..clients import messages as M
@@ -98,9 +97,9 @@ class Answered(M.Note, Generic[_R]):
 
 _ANSWERED: dict[type[M.Task | Identify], type[Answered[Any]]] = {
     Identify: Answered[IdentifyResult],
-    M.Enroll: Answered[M.EnrollResult],
+    M.Enroll: Answered[M.Result],
     M.Train: Answered[M.TrainResult],
-    M.Second: Answered[M.SecondResult],
+    M.Second: Answered[M.Result],
     M.Evaluate: Answered[M.EvaluateResult],
 }
 
@@ -162,14 +161,12 @@ _H = TypeVar("_H", Asked, Answered[Any])
 
 def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list[bytes]]:
     held, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
-    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(held, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise Malformed("malformed message: its records must be a head and blobs")
-    text = held.get(_JSON)
-    if set(held) != {_JSON} or not isinstance(text, str):
-        raise Malformed("malformed message: its head is not one string")
+    text = held.get(_JSON) if isinstance(held, ConfigRecord) and set(held) == {_JSON} else None
+    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(text, str) or not isinstance(arrays, ArrayRecord):
+        raise Malformed("malformed message: its records must be a head of one string, and blobs")
     if len(text) > limits.head:
         raise Malformed(f"malformed message: a head of {len(text)} characters, more than {limits.head}")
-    if _parts(text) > limits.parts:
+    if sum(map(text.count, ":[{")) > limits.parts:  # an upper bound: characters in strings count too
         raise Malformed(f"malformed message: a head of more than {limits.parts} parts")
     try:
         parsed = head.model_validate_json(text)
@@ -194,70 +191,42 @@ def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list
     return parsed, blobs
 
 
-def _parts(text: str) -> int:
-    """An upper bound on keys, lists and objects in JSON: characters in strings count too."""
-    return sum(map(text.count, ":[{"))
-
-
 def _first(error: ValidationError, otherwise: str) -> str:
     """The first validation error, in printable characters: it may quote keys."""
     if error.error_count() > 100:  # listing them takes long
         return f"{otherwise}: {error.error_count()} errors"
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{_printable('.'.join(map(str, first['loc']))) or otherwise}: {_printable(first['msg'])}"
+    return f"{printable('.'.join(map(str, first['loc']))) or otherwise}: {printable(first['msg'])}"
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:200])
+def printable(text: str, most: int = 200) -> str:
+    """What a stranger says, as one line of bounded length without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text[: 8 * most].split())[:most])
 
 
 # ---- blobs
 
-_SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
-
-
-_METADATA = {"promptfed": "{}"}  # a message's note is in its head
-
-
-class _Tensor(M.Note):
-    dtype: Literal["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "I64", "F64"]
-    shape: Annotated[list[M.Count], Field(max_length=16, fail_fast=True)]
-    data_offsets: Annotated[list[M.Count], Field(min_length=2, max_length=2, fail_fast=True)]
-
-
-def _sizes(header: bytes, limits: Limits) -> Iterator[int]:
-    """Bytes of each tensor, checked one by one: a header may have very many errors."""
-    if sum(map(header.count, (b":", b"[", b"{"))) > 8 * (limits.tensors + 1):  # a tensor has seven
-        raise Malformed(f"malformed blob: more than {limits.tensors} tensors")
-    try:
-        held = from_json(header, allow_inf_nan=False)
-    except ValueError:
-        raise Malformed("malformed blob: its header is not JSON") from None
-    if not isinstance(held, dict) or held.pop("__metadata__", None) != _METADATA:
-        raise Malformed("malformed blob: its metadata is not promptfed's")
-    if len(held) > limits.tensors:
-        raise Malformed(f"malformed blob: {len(held)} tensors, more than {limits.tensors}")
-    for name, entry in held.items():
-        try:
-            t = _Tensor.model_validate(entry)
-        except ValidationError as error:
-            raise Malformed(f'malformed blob: tensor "{_printable(name)}": {_first(error, "entry")}') from None
-        size = t.data_offsets[1] - t.data_offsets[0]
-        if size != math.prod(t.shape) * _SIZES[t.dtype]:
-            raise Malformed(f'malformed blob: tensor "{_printable(name)}" size does not match its shape')
-        yield size
+_KINDS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 def tensors(blob: bytes, limits: Limits = LIMITS) -> Params:
-    """A blob's tensors: its header is checked before any is made."""
+    """A blob's tensors. The header's size is checked here, before it is parsed; shapes and offsets by safetensors,
+    before anything is allocated."""
     if not blob:
         return {}
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or size > min(limits.header, len(blob) - 8):
         raise Malformed(f"malformed blob: {len(blob)} bytes cannot hold a header of {size}")
-    if sum(_sizes(blob[8 : 8 + size], limits)) != len(blob) - 8 - size:
-        raise Malformed("malformed blob: its tensors do not fill it")
+    if sum(map(blob[8 : 8 + size].count, (b":", b"[", b"{"))) > 8 * (limits.tensors + 1):  # a tensor has seven
+        raise Malformed(f"malformed blob: more than {limits.tensors} tensors")
     try:
-        return unpack(blob)[0]
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:  # overlaps, names given twice
-        raise Malformed(f"malformed blob: {type(error).__name__}") from None
+        found, note = unpack(blob)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise Malformed(f"malformed blob: {printable(str(error)) or type(error).__name__}") from None
+    if note != {} or len(found) > limits.tensors or not {p.dtype for p in found.values()} <= _KINDS:
+        raise Malformed(
+            f"malformed blob: it must hold {limits.tensors} tensors at most, of torch's usual types, and no note"
+        )
+    return found

@@ -20,14 +20,11 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
-from .fedbabu import FedBabu
 from .fedem import FedEm
 from .fedmix import FedMix
 from .fedmtl import FedMtl
-from .fedper import FedPer
 from .fedpr import FedPr
 from .fedprox import FedProx
-from .fedrep import FedRep
 from .fedrod import FedRod
 from .local import Local
 from .moon import Moon
@@ -35,6 +32,7 @@ from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedpg import PFedPg
 from .sgpt import Sgpt
+from .shared_body import FedBabu, FedPer, FedRep
 from .zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
@@ -125,7 +123,8 @@ def parse(name: str) -> Recipe:
     for count, known in ((len(tunings), TUNINGS), (len(prompts), PROMPTS)):
         if count > 1:
             raise UserError(f'method.name = "{name}": at most one of {", ".join(f"+{p}" for p in known)} may be given')
-    if tunings and kind.tuned is not Method.tuned:
+    fixed = kind.model_fields["tuning"].annotation is not Tuning  # cannot be wrapped either
+    if (tunings and kind.tuned is not Method.tuned) or (prompts and fixed):
         raise UserError(f'method.name = "{name}": {base} has a tuning of its own, and takes no other')
     wrappers = [*prompts, *([kind.wrapper] if kind.wrapper else [])]
     return Recipe(kind, tunings[0] if tunings else kind.tuned, wrappers, settings)

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import Batch, Context, Method, Model, Params, Tuning
+from .. import Batch, Context, Method, Model, Params
 from ..seeding import torch_rng
 from ..tuning import as_clip
 from ..tunings.pixels import Pixels
@@ -50,7 +50,7 @@ class Tpfl(Method):
     paper = "Zhao et al., UbiComp/ISWC Adjunct 2023"
     tuned = Twin
 
-    tuning: Tuning = Field(default_factory=Twin, description="what is trained")
+    tuning: Twin = Field(default_factory=Twin, description="what is trained")
     batch_size: int = Field(32, ge=1, description="samples per step")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="local optimiser")
     lr: float = Field(1e-3, gt=0, description="local learning rate")
@@ -67,7 +67,6 @@ class Atpfl(Tpfl):
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive terms")
 
     def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
-        assert isinstance(self.tuning, Twin)
         return {"received": self.tuning.text(model, ctx.down), "previous": self.tuning.text(model, ctx.memory)}
 
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
@@ -77,7 +76,6 @@ class Atpfl(Tpfl):
         }
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
-        assert isinstance(self.tuning, Twin)
         image = self.tuning.features(model, params, batch, ctx)  # (B, d)
         text = self.tuning.text(model, params)  # (classes, d)
         logits = as_clip(model).logits(model.weights, image, text)

@@ -84,18 +84,16 @@ class PFedPg(Method):
         return {**state, f"descriptor.{client}": fresh if round == 0 else _mean_descriptor(state, fresh)}
 
     def down(self, state: State, client: int) -> Params:
-        return {**self.generate(state, client), **P.nested(SCALE, P.under(state, SCALE))}
-
-    def generate(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""
         base, weights = P.under(state, "base"), P.under(state, "generator")
+        scale = P.nested(SCALE, P.under(state, SCALE))
         if self.generator in ("base", "average"):
-            return base
+            return {**base, **scale}
         own = state.get(f"descriptor.{client}")
         if own is None:
             own = _mean_descriptor(state, torch.zeros_like(next(iter(base.values()))[0]))
         made = {"attention": _attention, "mlp": _mlp, "adain": _adain}[self.generator]
-        return {name: made(weights, p, own) for name, p in base.items()}
+        return {**{name: made(weights, p, own) for name, p in base.items()}, **scale}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """One step of all that generates (Eq. 5): the clients' changes stand for negative gradients."""
@@ -109,7 +107,7 @@ class PFedPg(Method):
         # d/d(phi) of sum_n <P_n, -delta_n>: the sum of the clients' vector-Jacobian products
         value = torch.zeros(())
         for u in updates:
-            made = self.generate({**state, **learnt}, u.client)
+            made = self.down({**state, **learnt}, u.client)
             value = value - torch.stack([(made[name] * delta).sum() for name, delta in u.up.items()]).sum()
         gradients = torch.autograd.grad(value, list(learnt.values()), allow_unused=True)
         with torch.no_grad():

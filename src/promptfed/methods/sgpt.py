@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import Batch, Context, Method, Model, Params, Phase, State, Tuning, Update, UserError
+from .. import Batch, Context, Method, Model, Params, Phase, State, Update, UserError
 from .. import params as P
 from ..models import ViT
 from ..seeding import torch_rng
@@ -177,7 +177,7 @@ class Sgpt(Method):
     paper = "Deng et al., CVPR 2024"
     tuned = SharedGroup
 
-    tuning: Tuning = Field(default_factory=SharedGroup, description="what is trained")
+    tuning: SharedGroup = Field(default_factory=SharedGroup, description="what is trained")
     batch_size: int = Field(40, ge=1, description="samples per step")
     lr: float = Field(0.01, gt=0, description="local learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
@@ -207,31 +207,15 @@ class Sgpt(Method):
     @classmethod
     def _leaves_out(cls, given: dict[str, Any]) -> dict[str, Any]:
         """A kind of prompt that is not trained is not there either, and does not travel."""
-        tuning, training = given.get("tuning", SharedGroup()), given.get("training")
-        if not isinstance(tuning, SharedGroup):
-            raise UserError("method.name: Sgpt has a tuning of its own, and takes none around it")
-        if training == "shared":
-            tuning = tuning.model_copy(update={"group_layers": ()})
-        elif training == "group":
-            tuning = tuning.model_copy(update={"shared_layers": ()})
-        return {**given, "tuning": tuning}
-
-    @model_validator(mode="after")
-    def _has_layers(self) -> "Sgpt":
-        for setting, layers, without in (
-            ("shared_layers", self.prompts.shared_layers, "group"),
-            ("group_layers", self.prompts.group_layers, "shared"),
-        ):
-            if not layers and self.training != without:
+        tuning = given.get("tuning", SharedGroup())
+        for alone, setting in (("group", "shared_layers"), ("shared", "group_layers")):
+            if given.get("training") == alone:
+                tuning = tuning.model_copy(update={setting: ()})
+            elif not getattr(tuning, setting):
                 raise UserError(
-                    f'method.{setting} = [] must name at least one layer; method.training="{without}" does without'
+                    f'method.{setting} = [] must name at least one layer; method.training="{alone}" does without'
                 )
-        return self
-
-    @property
-    def prompts(self) -> SharedGroup:
-        assert isinstance(self.tuning, SharedGroup)
-        return self.tuning
+        return {**given, "tuning": tuning}
 
     # ---- client half: Algorithm 1
 
@@ -246,16 +230,16 @@ class Sgpt(Method):
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         # In Block II nothing before the group prompts changes: computed once per round instead of once per epoch. It
         # takes n x tokens x width numbers: 0.6 MB per sample of a ViT-B/16 at 224 pixels, 0.3 GB for 500 samples.
-        return self.prompts.hidden(model, params, batch) if self.cache and ctx.within(BLOCK_II) else {}
+        return self.tuning.hidden(model, params, batch) if self.cache and ctx.within(BLOCK_II) else {}
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         if ctx.within(BLOCK_I):  # Eq. 10: cross-entropy, without group prompts
-            logits = self.prompts.head(model, params, self.prompts.prompted(model, params, batch, chosen=None))
+            logits = self.tuning.head(model, params, self.tuning.prompted(model, params, batch, chosen=None))
             return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
         # Eq. 11: cross-entropy with the prompts of the chosen groups, and the distance to their keys
-        near = self.prompts.similarity(model, params, batch)  # (B, G)
+        near = self.tuning.similarity(model, params, batch)  # (B, G)
         chosen = self.choose(near.detach(), batch, ctx)
-        logits = self.prompts.head(model, params, self.prompts.prompted(model, params, batch, chosen))
+        logits = self.tuning.head(model, params, self.tuning.prompted(model, params, batch, chosen))
         cross_entropy = F.cross_entropy(logits, batch.y, reduction="none")
         key = -near.gather(1, chosen[:, None])[:, 0]  # Eq. 6; its gradient is zero in all other keys
         return batch.mean(cross_entropy + key), {"selected": self.count(chosen, batch)}
@@ -277,31 +261,31 @@ class Sgpt(Method):
 
     def count(self, chosen: Tensor, batch: Batch) -> Tensor:
         """How many samples are in each group, (G,), leaving padding out."""
-        own = (chosen[:, None] == torch.arange(self.prompts.groups, device=chosen.device)).float()
+        own = (chosen[:, None] == torch.arange(self.tuning.groups, device=chosen.device)).float()
         return own.sum(0) if batch.weight is None else (own * batch.weight[:, None]).sum(0)
 
     def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
         """The group that each sample has after training (Eq. 5), (B,); None where there are no groups."""
-        return self.prompts.select(model, params, batch) if self.prompts.group_layers else None
+        return self.tuning.select(model, params, batch) if self.tuning.group_layers else None
 
     # ---- server half
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
         """The shared parameters, and how often each group was selected so far: counts (G,)."""
-        return {**super().begin(model, init, seed), "counts": torch.zeros(self.prompts.groups)}
+        return {**super().begin(model, init, seed), "counts": torch.zeros(self.tuning.groups)}
 
     def unusable(self, state: State, update: Update) -> str:
         selected = update.stats.get("selected")
         if selected is None or (selected.shape == state["counts"].shape and bool((selected >= 0).all())):
             return ""
-        return f"expected counts for {self.prompts.groups} groups, got {selected.tolist()}"
+        return f"expected counts for {self.tuning.groups} groups, got {selected.tolist()}"
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Means weighted by samples, keys by selections; momentum on group prompts and keys (Eq. 7)."""
         # In double precision, so that the order of updates does not show.
         ups = [{name: p.double() for name, p in u.up.items()} for u in updates]
         new = P.mean(ups, [u.n for u in updates])
-        nothing = torch.zeros(self.prompts.groups)
+        nothing = torch.zeros(self.tuning.groups)
         selected = torch.stack([u.stats.get("selected", nothing).double() for u in updates])  # (clients, G)
         total = selected.sum(0)
         if "keys" in new and self.key_weights == "selections":

@@ -83,16 +83,21 @@ def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, na
 
     model = load(where, classes, seed, names)
     model.name = name
+    check_image(model, image)
+    return model
+
+
+def check_image(model: Model, image: Image) -> None:
+    """Refuses images of another size than the model takes."""
     if model.image != image:
         raise UserError(
-            f'dataset.size: backbone "{name}" takes {_size(model.image)}, got {_size(image)}; '
+            f'dataset.size: backbone "{model.name}" takes {_size(model.image)}, got {_size(image)}; '
             f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
         )
-    return model
 
 
 def _size(image: Image) -> str:
     return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
 
 
-__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit", "resize"]
+__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "check_image", "image_vit", "resize"]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UserError
-from ..params import Params
+from .. import Params, UserError
 from ..seeding import torch_rng
 from .base import Model, normal
 from .resnet import ResNet

@@ -6,7 +6,7 @@ Two parameters are set by the page: `shown`, the labels that are switched on, an
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -14,50 +14,43 @@ import numpy as np
 
 from ..runs.tables import in_percent, spread
 from . import style
-from .gather import Group, ReportData
-from .marks import NEAR, Row, by_label, data, places, rounds
+from .gather import Group, ReportData, tasks
+from .marks import NEAR, Row, by_label, data, rounds
 from .numbers import MEASURES, over_seeds, series, thin
 from .style import INK, Look
-from .tasks import tasks
 
 _POINTS = 1600  # in a chart of curves, all labels together
 _CLIENTS = 2400  # dots in the chart of clients, all labels together
-_SHARES = "train", "test"  # what is told of a client
 _LETTERS = 16, 32  # in a line of a label, on a phone and on a screen
-_BESIDE = 3  # panels in a line
 _SHOWN = "indexof(shown, datum.label) >= 0"
 
 
 # ---- over rounds, and over what is exchanged
 
 
-def curves(found: ReportData, panels: bool = False) -> tuple[style.Chart | None, dict[str, str]]:
-    """A measure over rounds; and the measures that are known of some run, by name.
-
-    With `panels` one for each column of a table, in which a method looks the same everywhere.
-    """
+def curves(found: ReportData) -> tuple[style.Chart | None, list[str]]:
+    """A measure over rounds; and the names of the measures that are known of some run."""
     names = list(MEASURES)
     tables = {
-        group.label: [over_seeds(series(entry, measure) for entry in group.entries) for measure in names]
+        group.label: [over_seeds(series(entry.run, measure) for entry in group.entries) for measure in names]
         for group in found.groups
     }
-    known = {name: MEASURES[name][0] for i, name in enumerate(names) if any(table[i] for table in tables.values())}
+    known = [name for i, name in enumerate(names) if any(table[i] for table in tables.values())]
     most = max(12, _POINTS // max(1, len(tables)))
     rows: list[dict[str, Any]] = []
     for label, table in tables.items():
         scored = thin(sorted({at for one in table[:-1] for at in one}), most)
         trained = thin([at for at in table[-1] if at not in scored], max(0, most - len(scored)))
-        row, column = found.places[label] if panels else (label, "")
         for at in sorted({*scored, *trained}):
             values = [_number(one[at][0]) if at in one else None for one in table]
-            rows.append({"label": row, "round": at, "v": values} | ({"column": column} if panels else {}))
+            rows.append({"label": label, "round": at, "v": values})
             if any(one[at][1] for one in table if at in one):
                 rows[-1]["s"] = [_number(one[at][1]) if at in one else None for one in table]
     if not rows:
-        return None, {}
+        return None, []
     if "loss" in known and all(len(entry.run.scored) < 2 < len(entry.run.lines) for entry in found.entries):
-        known = {"loss": known.pop("loss"), **known}  # nothing but the loss makes a line
-    first = names.index(next(iter(known)))
+        known = ["loss", *known[:-1]]  # nothing but the loss makes a line
+    first = names.index(known[0])
     base = (
         data(rows)
         .transform_filter(_SHOWN)
@@ -69,19 +62,13 @@ def curves(found: ReportData, panels: bool = False) -> tuple[style.Chart | None,
             text="format(datum.value, '.4~g') + (datum.spread ? ' ± ' + format(datum.spread, '.2~g') : '')",
         )
     )
-    ends = {row["label"]: row["v"][first] or 0.0 for row in rows if row["v"][first] is not None}
-    looks = _looks(dict.fromkeys(row["label"] for row in rows), None if panels else ends)
+    ends = {row["label"]: row["v"][first] for row in rows if row["v"][first] is not None}
+    looks = _looks(tables, ends)
     x = rounds(max(row["round"] for row in rows))
-    single = all(len({row["round"] for row in rows if row["label"] == label}) < 2 for label in looks)
-    layers = _lines(base, x, looks, ["round:Q"], single, 18 if panels else _size(len(rows) / len(tables)))
-    chart: style.Chart = alt.layer(*layers)
-    if panels:
-        columns = list(dict.fromkeys(column for _, column in found.places.values()))
-        facet = alt.Facet("column:N", title=None, sort=columns)
-        chart = chart.properties(width=style.WIDTH / _BESIDE, height=130).facet(facet, columns=_BESIDE)
-        chart = chart.resolve_scale(x="independent", y="independent")
+    single = len(rows) == len({row["label"] for row in rows})
+    layers = _lines(base, x, looks, ["round:Q"], single, _size(len(rows) / len(tables)))
     shown = alt.param("shown", value=list(looks))
-    return chart.add_params(shown, alt.param("measure", value=first)), known
+    return alt.layer(*layers).add_params(shown, alt.param("measure", value=first)), known
 
 
 def communication(found: ReportData) -> style.Chart | None:
@@ -89,7 +76,7 @@ def communication(found: ReportData) -> style.Chart | None:
     rows, levels, totals, ends = [], [], [], {}
     most = max(12, _POINTS // 2 // max(1, len(found.groups)))
     for group in found.groups:
-        table = over_seeds(series(entry, "local") for entry in group.entries)
+        table = over_seeds(series(entry.run, "local") for entry in group.entries)
         sent = [entry.run.sent() for entry in group.entries]
         if not table:
             continue
@@ -166,11 +153,8 @@ def accuracies(found: ReportData) -> style.Chart | None:
         bars.append(bar | ({"global": _number(wide)} if wide == wide else {}))
         run = group.first.run
         some = thin(sorted(each, key=lambda client: (each[client], client)), most)
-        dot: dict[str, Any] = {"label": group.label, "client": [run.name(client) for client in some]}
-        dot["value"] = [_number(each[client]) for client in some]
-        if max(some) < len(run.shares):
-            dot |= {part: [getattr(run.shares[client], part) for client in some] for part in _SHARES}
-        dots.append(dot)
+        values = [_number(each[client]) for client in some]
+        dots.append({"label": group.label, "client": [run.name(client) for client in some], "value": values})
     if not bars:
         return None
     means = {bar["label"]: bar["mean"] for bar in bars}
@@ -182,7 +166,7 @@ def accuracies(found: ReportData) -> style.Chart | None:
     names, lines = _wrapped(order)
     y = alt.Y("label:N", title=None, sort=order, axis=alt.Axis(ticks=False, domain=False, labelExpr=names))
     x = alt.Scale(domain=[0, 100])
-    (colour,) = by_label(_looks(group.label for group in found.groups), alt.Color)
+    (colour,) = by_label(style.looks(group.label for group in found.groups), alt.Color)
     colour.legend = None  # the rows have their names
     base = data(bars).transform_filter(_SHOWN)
     tips = ["label:N", alt.Tooltip("text:N", title="mean"), alt.Tooltip("global:Q", format=".1f")]
@@ -192,12 +176,11 @@ def accuracies(found: ReportData) -> style.Chart | None:
     tick = bar_.mark_tick(thickness=3, height=20, opacity=1)
     deviation = base.transform_filter("datum.high > datum.low").mark_rule(strokeWidth=2, color=INK)
     text = base.mark_text(align="left", dx=8).encode(y, text="text:N", x=alt.datum(100), color=alt.value(style.GREY))
-    held = [part for part in _SHARES if all(part in dot for dot in dots)]
     over = alt.selection_point(name="over", fields=["client"], on="pointerover", clear="pointerout", empty=False)
     each_ = (
         data(dots)
         .transform_filter(_SHOWN)
-        .transform_flatten(["client", "value", *held])
+        .transform_flatten(["client", "value"])
         .mark_circle()
         .encode(
             alt.X("value:Q", scale=x),
@@ -205,12 +188,7 @@ def accuracies(found: ReportData) -> style.Chart | None:
             colour,
             size=alt.condition(over, alt.value(170), alt.value(60)),
             opacity=alt.condition(over, alt.value(1), alt.value(0.6)),
-            tooltip=[
-                "label:N",
-                "client:N",
-                alt.Tooltip("value:Q", title="accuracy (%)", format=".1f"),
-                *(f"{part}:Q" for part in held),
-            ],
+            tooltip=["label:N", "client:N", alt.Tooltip("value:Q", title="accuracy (%)", format=".1f")],
         )
         .add_params(over)
     )
@@ -230,13 +208,9 @@ def client_scores(group: Group) -> dict[int, float]:
     for entry in group.entries:
         if entry.partition != group.first.partition:
             continue
-        if entry.run.scored:
-            scores = entry.run.accuracies(entry.run.scored[-1])
-        else:
-            stored = entry.numbers.get("clients", {}).get("aggregated", [])
-            scores = {row["client"]: 100 * row["accuracy"] for row in stored if row["accuracy"] is not None}
-        for client, value in scores.items():
-            each.setdefault(client, []).append(value)
+        for row in entry.numbers.get("clients", {}).get("aggregated", []):
+            if row["accuracy"] is not None:
+                each.setdefault(row["client"], []).append(100 * row["accuracy"])
     return {client: float(np.mean(values)) for client, values in each.items()}
 
 
@@ -249,47 +223,12 @@ def _wrapped(labels: Sequence[str]) -> tuple[str, int]:
     return lines, max(len(textwrap.wrap(label, _LETTERS[0])) for label in labels)
 
 
-def matrix(found: ReportData) -> style.Chart:
-    """The last round's local accuracy, a row for each method and a column for each of the table's. Shades compare
-    within a column, as columns are not equally hard."""
-    here = {group.label: found.places[group.label] for group in found.groups}
-    rows, columns = (list(dict.fromkeys(place[i] for place in here.values())) for i in (0, 1))
-    cells: list[dict[str, Any]] = []
-    for group in found.groups:
-        last = [entry.run.series("local", "mean")[1] for entry in group.entries]
-        mean, std = spread(float(values[-1]) for values in last if len(values))
-        row, column = here[group.label]
-        text = _text(mean, std).removesuffix(" %")
-        value = None if mean != mean else mean
-        cells.append({"row": row, "column": columns.index(column), "value": value, "text": text})
-    for at in range(len(columns)):
-        known = [cell["value"] for cell in cells if cell["column"] == at and cell["value"] is not None]
-        low, high = min(known, default=0.0), max(known, default=0.0)
-        for cell in (cell for cell in cells if cell["column"] == at and cell["value"] is not None):
-            cell |= {"shade": (cell["value"] - low) / max(high - low, 1e-9), "best": cell["value"] == high > low}
-    down = alt.Y("row:N", title=None, sort=rows, axis=alt.Axis(ticks=False, domain=False, labelLimit=200))
-    width = max(style.WIDTH, 66 * len(columns))
-    across = alt.X(title=None, **places("column:O", columns, width, gap=0, orient="top"))
-    base = data(cells).encode(across, down)
-    shades = alt.Scale(domain=[0, 1], range=["#ffffff", "#6baed6"], interpolate="rgb")
-    shade = base.mark_rect().encode(alt.Color("shade:Q", scale=shades, legend=None))
-    texts = [
-        base.transform_filter(f"{'' if best else '!'}datum.best")
-        .mark_text(fontSize=11, fontWeight="bold" if best else "normal")
-        .encode(text="text:N")
-        for best in (False, True)
-    ]
-    return alt.layer(shade, *texts).properties(width=width, height=max(80, 26 * len(rows)))
-
-
 # ---- what they share
 
 
-def _looks(labels: Any, ends: Mapping[str, float] | None = None) -> dict[str, Look]:
+def _looks(labels: Iterable[str], ends: Mapping[str, float]) -> dict[str, Look]:
     """A label's look is that of its place among all; legends are in the order of the lines' ends."""
     looks = style.looks(labels)
-    if ends is None:
-        return looks
     return {label: looks[label] for label in sorted(looks, key=lambda label: -ends.get(label, -np.inf))}
 
 

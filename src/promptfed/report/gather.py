@@ -84,6 +84,22 @@ class ReportData:
     def entries(self) -> list[SeedRun]:
         return [entry for group in self.groups for entry in group.entries]
 
+    @property
+    def several_seeds(self) -> bool:
+        return any(len(group.entries) > 1 for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows that can be compared, as their clients hold the same samples; in a table with columns, of one column."""
+
+    words: str  # unique
+    groups: list[Group]
+
+    @property
+    def first(self) -> SeedRun:
+        return self.groups[0].first
+
 
 def gather(folders: Sequence[Path]) -> ReportData:
     """All runs in these folders, each of a run or of a comparison."""
@@ -219,3 +235,68 @@ def _label(entry: SeedRun, several: bool) -> str:
     if entry.finished:
         return entry.label
     return f"{entry.label} ({f'seed {entry.seed}, ' if several else ''}{entry.done} of {entry.planned} rounds)"
+
+
+# ---- which rows can be compared
+
+
+def tasks(found: ReportData) -> list[Task]:
+    columns = {group.label: found.places.get(group.label, ("", ""))[1] for group in found.groups}
+    each: list[list[Group]] = []
+    for group in found.groups:
+        for known in each:
+            if columns[known[0].label] == columns[group.label] and all(_same(group, other) for other in known):
+                known.append(group)
+                break
+        else:
+            each.append([group])
+    return [Task(words, groups) for words, groups in zip(_words(each, columns), each, strict=True)]
+
+
+def _same(a: Group, b: Group) -> bool:
+    """Seeds may have different partitions: those of seeds that both rows have must agree; without a common seed, the
+    configurations must."""
+    if a.first.run.setting != b.first.run.setting:
+        return False
+    ours, theirs = ({entry.seed: entry.partition for entry in group.entries} for group in (a, b))
+    both = ours.keys() & theirs.keys()
+    if both:
+        return all(ours[seed] == theirs[seed] for seed in both)
+    return _configured(a) == _configured(b)
+
+
+def _configured(group: Group) -> str:
+    sections = {name: group.first.run.settings.get(name) for name in ("dataset", "partition", "consortium")}
+    return json.dumps(sections, sort_keys=True)
+
+
+def _words(each: Sequence[list[Group]], columns: dict[str, str]) -> list[str]:
+    """Each task's setting, with as many details as it takes to distinguish it from the others."""
+    words = [groups[0].first.run.setting for groups in each]
+    details = [_details(groups[0].first.run, columns[groups[0].label]) for groups in each]
+    for name in dict.fromkeys(name for one in details for name in one):
+        for alike in _repeated(words):
+            if len({details[i].get(name) for i in alike}) > 1:
+                for i in alike:
+                    words[i] = ", ".join(filter(None, (words[i], details[i].get(name))))
+    for alike in _repeated(words):
+        for number, i in enumerate(alike, 1):
+            words[i] += f", split {number}"
+    return words
+
+
+def _repeated(words: Sequence[str]) -> list[list[int]]:
+    """Where the same words stand, of those that stand several times."""
+    places = [[i for i, one in enumerate(words) if one == word] for word in dict.fromkeys(words)]
+    return [alike for alike in places if len(alike) > 1]
+
+
+def _details(run: Run, column: str) -> dict[str, str]:
+    """partition.shots = 16"""
+    settings = {
+        f"{section}.{key}": f"{section}.{key} = {value}"
+        for section in ("partition", "dataset")
+        for key, value in run.settings.get(section, {}).items()
+        if value is not None
+    }
+    return {**settings, "column": column}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runs.opened import Stage
+from ..runs.opened import Run, Stage
 from ..runs.record import LAST
 from ..runs.tables import spread
 from .gather import Group, ReportData, SeedRun
@@ -52,11 +52,9 @@ class Column:
 
 _LOCAL = ("local", "mean")
 _AFTER, _LATE = ("after_local_all", "after_local"), ("newcomers_aggregated",)
-_LATE_AFTER, _LATE_COMMON = ("newcomers_after_local_all", "newcomers_after_local"), ("newcomers_common",)
 _COUNTED = ("aggregated", "after_local", "after_local_all", "common")  # stages of clients that are there from the start
 _AFTER_HELP = "local accuracy after local training: of all clients if eval.after_local is all, else of the participants"
 _COMMON_HELP = "local accuracy of the shared model that a personal method has besides the clients' own"
-_WIDE_HELP = "accuracy of the common model on all clients' test data"
 _LATE_HELP = "local accuracy of the clients that join later"
 _GROUPS_HELP = "share of samples in the group that is matched to their domain"
 COLUMNS = (
@@ -66,16 +64,13 @@ COLUMNS = (
     Column("f1", "Macro F1", "mean over classes, then over clients", "percent", ("macro_f1",)),
     Column("after", "After local", _AFTER_HELP, "percent", _LOCAL, _AFTER),
     Column("common", "Common", _COMMON_HELP, "percent", _LOCAL, ("common",), True),
-    Column("common_global", "Common, global", _WIDE_HELP, "percent", ("global",), ("common",), True),
     Column("newcomers", "Newcomers", _LATE_HELP, "percent", _LOCAL, _LATE, True),
-    Column("newcomers_after", "Newcomers after local", _AFTER_HELP, "percent", _LOCAL, _LATE_AFTER, True),
-    Column("newcomers_common", "Newcomers, common", _COMMON_HELP, "percent", _LOCAL, _LATE_COMMON, True),
     Column("clustering", "Groups", _GROUPS_HELP, "percent", ("clustering",), optional=True),
     Column("bytes", "Bytes", "exchanged per client and round, up and down", "bytes"),
     Column("passes", "Passes", "samples passed through the model in training, all clients and rounds", "count"),
     Column("seconds", "Seconds", "training and evaluation; comparable on one idle machine only", "seconds"),
 )
-# By the first word of a column's key: why a run may not have it, and the setting that decides so.
+# By column: why a run may not have it, and the setting that decides so.
 _ABSENT = {
     "global": ("personal models were not evaluated on all clients' test data in these rounds", "eval.pooled"),
     "after": ("there is no evaluation after local training", "eval.after_local"),
@@ -152,7 +147,7 @@ def _missing(group: Group, column: Column, kind: str) -> str:
         if kind == "chosen_on_validation":
             return "no client has validation data to choose a round by"
         return f"none of the last {LAST} rounds was evaluated"
-    why, setting = _ABSENT.get(column.key.split("_")[0], ("no client has test data", ""))
+    why, setting = _ABSENT.get(column.key, ("no client has test data", ""))
     value = group.option(*setting.split(".")) if setting else None
     return why if value is None else f"{why} ({setting} = {json.dumps(value)})"
 
@@ -199,22 +194,29 @@ def _few_rounds(entry: SeedRun, column: Column, kind: str) -> str:
 # ---- curves
 
 
-MEASURES: dict[str, tuple[str, Stage, tuple[str, ...]]] = {
-    "local": ("Local accuracy, mean over clients (%)", "aggregated", ("local", "mean")),
-    "worst": ("Local accuracy of the worst client (%)", "aggregated", ("local", "worst")),
-    "global": ("Accuracy on all clients' test data (%)", "aggregated", ("global",)),
-    "after": ("Local accuracy after local training, participants (%)", "after_local", ("local", "mean")),
-    "loss": ("Training loss", "aggregated", ()),
+class Measure(NamedTuple):
+    word: str
+    title: str  # of its axis
+    stage: Stage
+    path: tuple[str, ...]
+
+
+MEASURES = {
+    "local": Measure("local", "Local accuracy, mean over clients (%)", "aggregated", _LOCAL),
+    "worst": Measure("worst client", "Local accuracy of the worst client (%)", "aggregated", ("local", "worst")),
+    "global": Measure("global", "Accuracy on all clients' test data (%)", "aggregated", ("global",)),
+    "after": Measure("after local", "Local accuracy after local training, participants (%)", "after_local", _LOCAL),
+    "loss": Measure("loss", "Training loss", "aggregated", ()),
 }
 
 
-def series(entry: SeedRun, measure: str) -> dict[int, float]:
+def series(run: Run, name: str) -> dict[int, float]:
     """Round -> value, where it is known."""
-    if measure == "loss":
-        found = {line["round"]: line["train_loss"] for line in entry.run.lines}
+    if name == "loss":
+        found = {line["round"]: line["train_loss"] for line in run.lines}
         return {at: float(v) for at, v in found.items() if v is not None and np.isfinite(v)}
-    _, stage, path = MEASURES[measure]
-    at, values = entry.run.series(*path, stage=stage)
+    measure = MEASURES[name]
+    at, values = run.series(*measure.path, stage=measure.stage)
     return {int(r): float(v) for r, v in zip(at, values, strict=True) if v == v}
 
 
@@ -225,6 +227,11 @@ def over_seeds(found: Iterable[Mapping[int, float]]) -> dict[int, tuple[float, f
         for at, value in one.items():
             each.setdefault(at, []).append(value)
     return {at: spread(values) for at, values in sorted(each.items())}
+
+
+def listed(values: Iterable[Any], most: int = 6) -> str:
+    words = [str(value) for value in values]
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def thin(rounds: Sequence[int], most: int) -> list[int]:

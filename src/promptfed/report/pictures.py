@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from ..data import Federation
 from ..errors import UserError
-from ..runs import build
-from ..runs import config as C
 from ..runs.opened import Run
-from . import charts, gather, images, prompts, run_charts, style
+from . import gather, images, prompts, run_charts, style
+from .charts import accuracies, communication, curves
 from .gather import Group, ReportData
-from .numbers import MEASURES
+from .numbers import MEASURES, listed
 
 _PARTITIONS = 6  # pictures of a comparison
 
@@ -22,22 +21,19 @@ if TYPE_CHECKING:
     from ..runs.api import Result
 
 
-def draw_run(folder: Path, federation: Federation | None = None) -> list[Path]:
-    """curves.png, clients.png, partition.png and prompts.png, as far as the run has come; returns those drawn.
+def draw_run(folder: Path) -> list[Path]:
+    """curves.png, partition.png and prompts.png, as far as the run has come; returns those drawn.
 
-    `federation` is at hand where the run has just been made; otherwise it is loaded again. Where the dataset is gone,
-    the pictures that need it are left out with a warning.
+    Where the dataset is gone, the pictures that need it are left out with a warning.
     """
     run = Run(folder)
-    drawn = []
-    for name, chart in (("curves.png", run_charts.curves(run)), ("clients.png", run_charts.clients(run))):
-        if chart:
-            drawn.append(style.save(chart, folder / name))
-    federation = federation or _federation(run)
+    curves = run_charts.curves(run)
+    drawn = [style.save(curves, folder / "curves.png")] if curves else []
+    federation = _federation(run)
     if federation is None:
         return drawn
     drawn.append(style.save(run_charts.partition(federation), folder / "partition.png"))
-    return [*drawn, *_prompts(run, federation, folder)]
+    return [*drawn, *_prompts(run, folder)]
 
 
 def draw_comparison(
@@ -46,7 +42,7 @@ def draw_comparison(
     """comparison.png, curves.png, communication.png; partition.png, partition-2.png, ... of each different partition;
     prompts.png of the first run that has them.
 
-    `places`: row and column of each label, in a table with columns, which has too many lines for one picture of
+    `places`: row and column of each label, in a table with columns, which has too many lines for pictures of curves and
     communication.
     """
     groups = [
@@ -58,15 +54,13 @@ def draw_comparison(
         return []
     out.mkdir(parents=True, exist_ok=True)
     found = ReportData(groups, [], places=dict(places or {}))
-    drawn = [style.save(chart, out / name) for name, chart in _charts(found).items() if chart]
+    drawn = [style.save(chart, out / name) for name, chart in _charts(found).items()]
     drawn += _partitions(found, out)
-    for name in ("curves.png", *(path.name for path in out.glob("partition-*.png"))):
+    for name in ("curves.png", "communication.png", *(path.name for path in out.glob("partition-*.png"))):
         if out / name not in drawn:
             (out / name).unlink(missing_ok=True)  # of what the comparison was before
-    for entry in found.entries:
-        if prompted := _prompts(entry.run, None, out):
-            return drawn + prompted
-    return drawn
+    prompted = (_prompts(entry.run, out) for entry in found.entries)
+    return drawn + next(filter(None, prompted), [])
 
 
 def draw_partition(federation: Federation, path: Path) -> Path:
@@ -76,28 +70,21 @@ def draw_partition(federation: Federation, path: Path) -> Path:
     return style.save(run_charts.partition(federation), path)
 
 
-def _charts(found: ReportData) -> dict[str, style.Chart | None]:
+def _charts(found: ReportData) -> dict[str, style.Chart]:
     """By file name, with their titles. What was evaluated once has no curves."""
     settings = {entry.run.setting for entry in found.entries}
     setting = settings.pop() if len(settings) == 1 else ""
-    seeds = "; ± std over seeds" if any(len(group.entries) > 1 for group in found.groups) else ""
-    local = MEASURES["local"][0]
-    climbs = any(len(entry.run.scored) > 1 for entry in found.entries)
-    curves = charts.curves(found, panels=bool(found.places))[0] if climbs else None
-    made = {"curves.png": (curves, setting, local + seeds)}
-    if found.places:
-        made["comparison.png"] = (charts.matrix(found), f"{local}, last round", "Shades compare within a column.")
-    else:
-        legend = "dots: clients; bar: their mean; diamond: all clients' test data"
-        last = max((entry.run.last for entry in found.entries), default=0)
-        title = f"{setting}; after {last} round{'s' if last > 1 else ''}".removeprefix("; ")
-        made["comparison.png"] = (charts.accuracies(found), title, legend + seeds)
-        dotted = "; dotted: exchanges nothing"
-        made["communication.png"] = (charts.communication(found), setting, local + seeds + dotted)
-    order = ("comparison.png", "curves.png", "communication.png")
-    return {
-        name: chart and style.titled(chart, *words) for name in order for chart, *words in [made.get(name, (None,))]
-    }
+    seeds = "; ± std over seeds" if found.several_seeds else ""
+    last = max(entry.run.last for entry in found.entries)
+    after = f"{setting}; after {last} round{'s' if last > 1 else ''}".removeprefix("; ")
+    local = MEASURES["local"].title + seeds
+    legend = f"dots: clients; bar: their mean; diamond: all clients' test data{seeds}"
+    made = {"comparison.png": (accuracies(found), after, legend)}
+    if not found.places:
+        if any(len(entry.run.scored) > 1 for entry in found.entries):
+            made["curves.png"] = (curves(found)[0], setting, local)
+        made["communication.png"] = (communication(found), setting, f"{local}; dotted: exchanges nothing")
+    return {name: style.titled(chart, title, below) for name, (chart, title, below) in made.items() if chart}
 
 
 def _partitions(found: ReportData, out: Path) -> list[Path]:
@@ -121,7 +108,7 @@ def _partitions(found: ReportData, out: Path) -> list[Path]:
 def _whose(labels: Sequence[str], places: Mapping[str, tuple[str, str]]) -> str:
     """CIFAR-100, s=10"""
     names = list(dict.fromkeys(places[label][1] if label in places else label for label in labels))
-    return "; ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    return listed(names, 2)
 
 
 def _federation(run: Run) -> Federation | None:
@@ -129,18 +116,15 @@ def _federation(run: Run) -> Federation | None:
     if not file.exists():
         return None
     try:
-        return build.split(C.make(run.settings), file)
+        return run.federation
     except UserError as error:
         warnings.warn(f"no picture of the partition and the prompts: {error}", stacklevel=3)
         return None
 
 
-def _prompts(run: Run, federation: Federation | None, folder: Path) -> list[Path]:
-    """`federation`: loaded where it is not at hand and there is something to draw."""
+def _prompts(run: Run, folder: Path) -> list[Path]:
     try:
-        tuning = prompts.pixel_prompt(run) if run.settings else None
-        federation = federation or (_federation(run) if tuning else None)
-        found = prompts.read(run, tuning, federation.dataset) if tuning and federation else None
+        found = prompts.read(run)
     except UserError as error:  # LMDB cannot be opened twice by one process: the run may be going on in this one
         warnings.warn(f"no picture of the prompts: {error}", stacklevel=3)
         return []

@@ -2,161 +2,63 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import altair as alt
 import numpy as np
 
 from ..data import Federation
 from ..runs.opened import Run, Share
-from ..runs.tables import in_percent
 from . import style
-from .marks import NAMED, NEAR, by_colour, by_label, client_names, data, heat_map, places, rounds, tall
-from .numbers import thin
-from .style import BLUE, GREEN, GREY, INK, VERMILION, Look
+from .marks import NAMED, NEAR, Row, by_colour, by_label, client_names, data, heat_map, places, rounds, tall
+from .numbers import MEASURES, series, thin
 
 _BARS = 400  # clients that have a bar; of more, some are shown
 _ROWS, _CELLS = 250, 12_000  # of a heat map: clients beyond this are averaged in groups
-_BANDS = {"worst to best client": "#dcebf5", "middle half of the clients": "#b0d2e8"}
 _PARTS: dict[Literal["train", "val", "test"], str] = {"train": "train", "val": "validation", "test": "test"}
 
 
-# ---- over rounds
-
-
 def curves(run: Run) -> style.Chart | None:
-    """Accuracy of the evaluated rounds and the training loss of all of them; None before the first round is over."""
-    if not run.lines:
-        return None
-    loss = _loss(run)
-    if not any(run.accuracies(line) for line in run.scored):
-        return style.titled(loss, f"{run.title}; no test accuracy {'known' if run.scored else 'yet'}")
-    chart = alt.vconcat(_accuracy(run), loss).resolve_scale(x="shared", color="independent", shape="independent")
-    return style.titled(chart, run.title)
+    """Accuracies of the evaluated rounds above the training loss of all of them; None where nothing is known."""
+    *accuracies, loss = MEASURES
+    panels = [_lines(run, accuracies, "test accuracy (%)", 220), _lines(run, [loss], "training loss", 90)]
+    known = [panel for panel in panels if panel]
+    chart = alt.vconcat(*known).resolve_scale(x="shared", color="independent", shape="independent")
+    return style.titled(chart, run.title) if known else None
 
 
-def _accuracy(run: Run) -> style.Chart:
-    looks = {"local: mean over clients, own test data": Look(BLUE, "circle", "-")}
-    rows = _rows(run, next(iter(looks)), "local", "mean")
-    wide = _rows(run, "global: all clients' test data", "global")
-    everyone = all(len(line["clients"]) == run.clients for line in run.scored)
-    who = "all clients" if everyone else "participants of the round"
-    after = _rows(run, f"after local training: {who}", "local", "mean", stage="after_local")
-    final = _rows(run, "after local training: all clients", "local", "mean", stage="after_local_all")
-    for found, look in (
-        (wide, Look(GREEN, "square", "-")),
-        (after, Look(VERMILION, "triangle-up", "--")),
-        (final, Look("#882255", "diamond", "-")),
-    ):
-        rows += found
-        looks |= {row["label"]: look for row in found}
-    bands = []
-    for line in run.scored:
-        if each := list(run.accuracies(line).values()):
-            edges = np.percentile(each, [0, 100, 25, 75])
-            for label, low, high in zip(_BANDS, edges[::2], edges[1::2], strict=True):
-                bands.append({"label": label, "round": line["round"], "low": low, "high": high})
-    every = {**looks, **{label: Look(colour, "square", "-") for label, colour in _BANDS.items()}}
-    colour, shape, dash = by_label(every, alt.Color, alt.Shape, alt.StrokeDash)
-    colour.legend = shape.legend = alt.Legend(orient="top", columns=2, symbolStrokeWidth=0)
-    dash.legend = None
-    x = rounds(run.last).title(None)
-    y = alt.Y("value:Q", title="test accuracy (%)", scale=NEAR)
-    single = len(run.scored) == 1
-    layers = []
-    for label, size in zip(_BANDS, (6, 14), strict=True):
-        part = data(bands).transform_filter(alt.datum.label == label)
-        area = part.mark_bar(size=size) if single else part.mark_area()
-        layers.append(area.encode(x, alt.Y("low:Q", scale=NEAR), alt.Y2("high:Q"), colour))
-    base = data(rows).encode(x, y, colour)
-    layers.append(base.mark_line(strokeWidth=2).encode(dash))
-    layers.append(base.mark_point(filled=True, opacity=1, size=45 if len(run.scored) <= 30 else 14).encode(shape))
-    return alt.layer(*layers).properties(width=style.WIDTH + 60, height=220)
-
-
-def _rows(run: Run, label: str, *path: str, stage: Any = "aggregated") -> list[dict[str, Any]]:
-    """A summary's number by round, where it is known."""
-    at, values = run.series(*path, stage=stage)
-    return [
-        {"label": label, "round": int(r), "value": float(v)}
-        for r, v in zip(at, values, strict=True)
-        if math.isfinite(v)
-    ]
-
-
-def _loss(run: Run) -> style.Chart:
-    rows = [{"round": line["round"], "value": _finite(line["train_loss"])} for line in run.lines]
-    base = data(rows).encode(rounds(run.last), alt.Y("value:Q", title="training loss", scale=NEAR))
-    point = alt.OverlayMarkDef(color=GREY, size=30 if len(rows) <= 30 else 10)
-    layers = [base.mark_line(color=GREY, strokeWidth=2, point=point)]
-    lost = [{"round": line["round"]} for line in run.lines for _ in line["left_out"]]
-    if lost:
-        text = f"clients left out of a round ({len(lost)} time{'s' if len(lost) > 1 else ''})"
-        cross = data(lost).mark_text(text="×", fontSize=15, color=VERMILION)
-        layers.append(cross.encode(rounds(run.last), y=alt.value(84)))
-        note = data([{}]).mark_text(text=f"× {text}", align="right", color=VERMILION)
-        layers.append(note.encode(x=alt.value(style.WIDTH + 60), y=alt.value(4)))
-    return alt.layer(*layers).properties(width=style.WIDTH + 60, height=90)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-# ---- by client
-
-
-def clients(run: Run) -> style.Chart | None:
-    """Each client's accuracy in the last evaluated round, best first, above the samples it has."""
-    accuracy = run.accuracies(run.scored[-1]) if run.scored else {}
-    if not accuracy:
-        return None
-    line = run.scored[-1]
-    ids = sorted(accuracy, key=lambda client: (-accuracy[client], client))
-    tests = {row["client"]: row["n_test"] for row in line["aggregated"]["clients"]}
-    without, away = [client for client in tests if client not in accuracy], run.away(line)
-    named = len(ids) + len(without) + len(away) <= NAMED
-    ids = ids + without + away if named else thin(ids, _BARS)
-    shares = [run.shares[client] if run.shares else Share("", 0, 0, tests.get(client, 0)) for client in ids]
-    text = "client, best accuracy first"
-    if without and not named:
-        text += f" ({len(without)} without test data left out)"
-    names = client_names([run.name(client) for client in ids], ids)
-    few = f", {len(away)} of {run.clients} not evaluated" if away else ""
-    why = {client: "not evaluated" if client in away else "no test data" for client in without + away}
-    top = _bars([accuracy.get(client) for client in ids], [why.get(client, "") for client in ids], names)
-    mean = in_percent(line["aggregated"]["summary"]["local"]["mean"])
-    level = data([{"mean": mean, "text": f"mean {mean:.1f} %"}]).encode(alt.Y("mean:Q"))
-    rule = level.mark_rule(color=INK, strokeDash=[5, 3])
-    beside = level.mark_text(align="left", dx=5).encode(text="text:N", x=alt.value(style.WIDTH))
-    chart = alt.vconcat(
-        alt.layer(top, rule, beside), samples(names, shares, text).properties(width=style.WIDTH, height=90)
-    )
-    return style.titled(chart.resolve_scale(color="independent"), f"{run.title}; round {line['round']}{few}")
-
-
-def _bars(values: Sequence[float | None], why: Sequence[str], names: Sequence[str]) -> style.Chart:
-    rows = [{"at": at, "value": value, "why": why[at]} for at, value in enumerate(values)]
-    x = alt.X(title=None, **{**places("at:O", names, style.WIDTH), "axis": None})
-    y = alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(domain=[0, 100]))
-    base = data(rows)
-    missing = base.mark_text(angle=270, align="left", color=GREY).encode(x, y=alt.datum(2), text="why:N")
-    return alt.layer(base.mark_bar(color=BLUE).encode(x, y), missing).properties(width=style.WIDTH, height=200)
-
-
-def samples(names: Sequence[str], shares: Sequence[Share], x: str = "client") -> style.Chart:
-    """How many samples each client has, by what they are used for."""
+def _lines(run: Run, measures: Sequence[str], y: str, height: int) -> style.Chart | None:
+    found = {MEASURES[name].word: table for name in measures if (table := series(run, name))}
     rows = [
-        {"at": at, "client": share.name, "part": word, "n": getattr(share, part), "turn": turn}
-        for at, share in enumerate(shares)
+        {"label": word, "round": at, "value": value} for word, table in found.items() for at, value in table.items()
+    ]
+    colour, shape = by_label(style.looks(found), alt.Color, alt.Shape)
+    colour.legend = shape.legend = alt.Legend(orient="top") if len(found) > 1 else None
+    base = data(rows).encode(rounds(run.last), alt.Y("value:Q", title=y, scale=NEAR), colour)
+    points = base.mark_point(filled=True, opacity=1, size=45 if run.last <= 30 else 14).encode(shape)
+    return alt.layer(base.mark_line(), points).properties(width=style.WIDTH + 60, height=height) if rows else None
+
+
+def samples(shares: Sequence[Share]) -> style.Chart | None:
+    """How many samples each client has, by what they are used for; of many clients, some."""
+    some = thin(range(len(shares)), _BARS)
+    rows = [
+        {"at": at, "client": shares[i].name, "part": word, "n": getattr(shares[i], part), "turn": turn}
+        for at, i in enumerate(some)
         for turn, (part, word) in enumerate(_PARTS.items())
     ]
-    across = alt.X(title=x, **places("at:O", names, style.WIDTH))
+    names = client_names([shares[i].name for i in some], some)
+    x = alt.X(title="client", **places("at:O", names, style.WIDTH))
+    bars = _stacked(rows).encode(x, alt.Y("n:Q", title="samples"))
+    return bars.encode(tooltip=["client:N", "part:N", alt.Tooltip("n:Q", title="samples")]) if rows else None
+
+
+def _stacked(rows: Sequence[Row]) -> alt.Chart:
+    """Bars of training, validation and test samples on one another."""
     colour = by_colour({word: style.PARTS[part] for part, word in _PARTS.items()}, "part:N", "top")
-    bars = data(rows).mark_bar().encode(across, alt.Y("n:Q", title="samples"), colour, order=alt.Order("turn:Q"))
-    return alt.layer(bars.encode(tooltip=["client:N", "part:N", alt.Tooltip("n:Q", title="samples")]))
+    bars: alt.Chart = data(rows).mark_bar().encode(colour, order=alt.Order("turn:Q"))
+    return bars
 
 
 def partition(federation: Federation, whose: str = "") -> style.Chart:
@@ -198,8 +100,7 @@ def _totals(totals: Mapping[Literal["train", "val", "test"], np.ndarray], names:
         for at, n in enumerate(values)
     ]
     y = alt.Y(title=None, **{**places("at:O", names), "axis": None})
-    colour = by_colour({word: style.PARTS[part] for part, word in _PARTS.items()}, "part:N", "top")
-    bars = data(rows).mark_bar().encode(alt.X("n:Q", title="samples in all"), y, colour, order=alt.Order("turn:Q"))
+    bars = _stacked(rows).encode(alt.X("n:Q", title="samples in all"), y)
     if len(names) > NAMED:
         return alt.layer(bars)
     sums = data([{"at": at, "n": float(n)} for at, n in enumerate(np.sum(list(totals.values()), 0))])

@@ -34,7 +34,8 @@ PALETTE = {
     "#332288": "#9488E8",
 }
 BLUE, VERMILION, GREEN, *_ = _COLOURS = tuple(PALETTE)
-INK, GREY, LIGHT = "#222222", "#666666", "#bbbbbb"
+INK, GREY, LIGHT, _GRID = "#222222", "#666666", "#bbbbbb", "#e6e6e6"
+DARK = {**PALETTE, GREY: "#A3ABB5", INK: "#E8EAED", _GRID: "#31373E"}  # colours on a dark background
 PARTS = {"train": "#2171b5", "val": "#9ecae1", "test": "#fdae6b"}
 _SHAPES = (  # one more than colours: the pairs repeat as late as possible
     "circle",
@@ -55,13 +56,13 @@ THEME: dict[str, Any] = {
     "view": {"stroke": None, "continuousWidth": WIDTH, "continuousHeight": 260},
     "title": {"anchor": "start", "frame": "group", "fontSize": 14, "fontWeight": "normal", "color": INK, "offset": 12}
     | {"subtitleFontSize": 12, "subtitleColor": GREY, "subtitlePadding": 5},
-    "axis": {"labelColor": "#444444", "titleColor": INK, "gridColor": "#e6e6e6", "domainColor": GREY}
+    "axis": {"labelColor": GREY, "titleColor": INK, "gridColor": _GRID, "domainColor": GREY}
     | {"tickColor": GREY, "tickSize": 4, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
     | {"labelLimit": 240},
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
     "legend": {"title": None, "labelFontSize": 11, "labelLimit": 220, "symbolSize": 70, "titleFontWeight": "normal"}
-    | {"symbolOpacity": 1},
+    | {"symbolOpacity": 1, "labelColor": INK, "titleColor": INK},
     "header": {"labelFontSize": 12, "labelAnchor": "start", "title": None},
 }
 
@@ -73,6 +74,10 @@ class Look:
     colour: str
     shape: str
     line: Literal["-", "--"]
+
+    @property
+    def dark(self) -> str:
+        return PALETTE[self.colour]
 
     @property
     def dash(self) -> list[int]:
@@ -118,13 +123,9 @@ def check(path: Path) -> str:
     return suffix
 
 
-def _svg(spec: dict[str, Any]) -> bytes:
-    return vl_convert.vegalite_to_svg(spec).encode()
-
-
 _FORMATS: dict[str, Callable[[dict[str, Any]], bytes]] = {
     ".png": lambda spec: vl_convert.vegalite_to_png(spec, scale=SCALE),
-    ".svg": _svg,
+    ".svg": lambda spec: vl_convert.vegalite_to_svg(spec).encode(),
     ".pdf": vl_convert.vegalite_to_pdf,
     ".jpg": lambda spec: vl_convert.vegalite_to_jpeg(spec, scale=SCALE),
 }

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from .. import files, privacy, server
+from .. import methods as M
 from ..clients import Clients
-from ..data import Federation
-from ..errors import UserError
+from ..data import PARTITIONS, Federation
+from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
 from . import build, record
 from . import config as C
-from .mini import small_scale
 from .record import Folder, View
-from .trackers import Tracked, Views
+from .trackers import Tracked
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,11 @@ def run(
     mini: bool = False,
     **settings: Any,
 ) -> Result:
-    """Trains and evaluates one configuration.
-
-    run(method="pfedpt", dataset="cifar10", partition={"name": "dirichlet", "alpha": 0.3}, rounds=50)
+    """Trains and evaluates one configuration: run(method="pfedpt", dataset="cifar10", rounds=50)
 
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
-    may also be a class derived from Method. `federation` takes the place of dataset and partition. `mini`: use the
-    small scale of the file, its [mini] table.
-    """
+    may also be a class derived from Method. `federation` takes the place of dataset and partition, and `mini` uses the
+    small scale of the file, its [mini] table."""
     plan = prepare(preset, settings, out=Path(out) if out else None, resume=resume, mini=mini)
     return execute(plan, federation, view)
 
@@ -78,10 +77,11 @@ def prepare(
     given = dict(settings)
     if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
         given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
-    source = [C.read(preset)] if preset else []
-    tables = [*map(without_compare, source), C.undot(given.items())]
+    source = C.read(preset) if preset else {}
+    tables = [without_compare(source), C.undot(given.items())]
     if mini:
-        tables = [small_scale(source, tables)]
+        scale = {key: value for key, value in small(source).items() if key != "seeds"}
+        tables = [shrunk(tables, [C.undot(scale.items())], tables[1:])]
     if resume:
         return resumed(out, tables)
     config = C.make(*tables)
@@ -119,7 +119,7 @@ def execute(
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
-    folder = Folder(path, Views(view, tracked) if view else tracked, ledger=config.privacy.on)
+    folder = Folder(path, [tracked] if view is None else [view, tracked], ledger=config.privacy.on)
     split = path / "partition.json"
     try:
         parts = build.assemble(config, federation, split if resume and split.exists() else None)
@@ -128,31 +128,17 @@ def execute(
             parts.federation.save(split)
         clients = engine(parts, path)
         try:
-            rounds = server.Plan(
-                config.rounds,
-                config.fraction,
-                config.seed,
-                config.eval.every,
-                config.eval.after_local,
-                config.eval.pooled,
-                parts.newcomers,
-                config.join.round,
-            )
+            rounds = build.rounds(config, parts.newcomers)
             server.run(parts.method, parts.model, parts.init, clients, rounds, folder)
         finally:
             sizes = clients.sizes()
             clients.close()
-        data = parts.federation.dataset
+        data, classes = parts.federation.dataset, len(parts.federation.dataset.classes)
         about = {
             "method": config.method.name,
             "seed": config.seed,
             "config": config.complete(),
-            "dataset": {
-                "name": data.name,
-                "fingerprint": data.fingerprint,
-                "images": len(data),
-                "classes": len(data.classes),
-            },
+            "dataset": {"name": data.name, "fingerprint": data.fingerprint, "images": len(data), "classes": classes},
             "frozen": _frozen(parts),
             "sites": _sites(parts, sizes, folder.lines()),
         }
@@ -171,34 +157,26 @@ def execute(
 def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.Line]) -> list[dict[str, Any]]:
     """How much each client has. Sites of a consortium have told with their scores."""
     told = {row["client"]: row for line in lines if "aggregated" in line for row in line["aggregated"]["clients"]}
-    apart = parts.config.consortium is not None
-    return [
-        {
-            "client": i,
-            "name": site.name,
-            "n_train": sizes[i] if apart else len(site.train),
-            "n_val": told.get(i, {}).get("n_val") if apart else len(site.val),
-            "n_test": told.get(i, {}).get("n_test") if apart else len(site.test),
-        }
-        for i, site in enumerate(parts.federation.sites)
-    ]
+    found = []
+    for i, site in enumerate(parts.federation.sites):
+        held = {"n_train": len(site.train), "n_val": len(site.val), "n_test": len(site.test)}
+        if parts.config.consortium:
+            held = {"n_train": sizes[i], **{key: told.get(i, {}).get(key) for key in ("n_val", "n_test")}}
+        found.append({"client": i, "name": site.name, **held})
+    return found
 
 
 def fresh(config: C.Config) -> Path:
     """A folder of its own below runs/."""
-    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}".replace(":", ".").replace(
-        "/", "-"
-    )
-    path, number = Path("runs") / name, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
+    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}"
+    path = Path("runs") / name.replace(":", ".").replace("/", "-")
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(other for other in chain([path], others) if not other.exists())
 
 
 def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
     """A file's settings, without what it says of comparisons and of its mini scale."""
-    return {key: value for key, value in table.items() if key not in ("compare", "mini")}
+    return C.undot((key, value) for key, value in table.items() if key not in ("compare", "mini"))
 
 
 def _frozen(parts: build.Parts) -> dict[str, str | None]:
@@ -206,3 +184,51 @@ def _frozen(parts: build.Parts) -> dict[str, str | None]:
     tuning, model = parts.method.tuning, parts.model
     name = tuning.frozen_name(model)
     return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}
+
+
+# ---- the small scale of a file: the settings of its [mini] table
+
+
+def small(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's [mini]."""
+    mini = source.get("mini")
+    if not isinstance(mini, Mapping) or not mini:
+        raise UserError("--mini needs a file with a [mini] table, the settings of its small scale")
+    return dict(mini)
+
+
+def shrunk(
+    tables: Iterable[Mapping[str, Any]], mini: Iterable[Mapping[str, Any]], given: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The tables' settings with those of the mini scale over them, and those that are given over both."""
+    made, over = C.merge(*tables), C.merge(*given)
+    for table in mini:
+        for key, value in table.items():
+            if key not in C.SECTIONS:
+                made[key] = over.get(key, value)
+                continue
+            section = {k: over.get(key, {}).get(k, v) for k, v in C.undot([(key, value)])[key].items()}
+            made = C.merge(made, {key: {"name": section["name"]}} if "name" in section else {})
+            made = C.merge(made, {key: _applicable(key, section, made.get(key, {}))})
+    return made
+
+
+def _applicable(section: str, settings: dict[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that this method or partition has. If none of all has one, it is a mistake."""
+    if section not in ("method", "partition"):
+        return settings
+    always = {"name", "seed", "file"} if section == "partition" else {"name"}
+    own = C.settings_of(section, old.get("name") or C.SECTIONS[section].model_fields["name"].default) | always
+    known = method_settings() if section == "method" else set().union(*(C.settings_of(section, k) for k in PARTITIONS))
+    for key in settings:
+        if key not in known | own:
+            raise UserError(f"mini.{section}.{key} is not a setting of any {section}{nearest(key, known)}")
+    return {key: value for key, value in settings.items() if key in own}
+
+
+@cache
+def method_settings() -> set[str]:
+    """Of any method and plug-in."""
+    kinds = [*M.PROMPTS.values(), *(kind for kind, _ in M.TUNINGS.values())]
+    named = {key for name in (*M.METHODS, *M.ALIASES) for key in M.fields(name)}
+    return named | {key for kind in kinds for key in kind.model_fields}

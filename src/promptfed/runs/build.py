@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import models
+from .. import models, server
 from ..clients.base import Clients
 from ..clients.host import Host
-from ..clients.local import LocalClients
+from ..clients.local import LocalClients, Worker
 from ..clients.messages import Ask
 from ..clients.store import Store
-from ..clients.workers import Worker
 from ..data import Dataset, Federation, Site, federate, load
 from ..errors import UserError
 from ..method import Method
@@ -55,11 +54,17 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
             f'dataset.mean and dataset.std must be set: backbone "{model.name}" has no normalisation of its own, and '
             "the sites of a consortium need the same one"
         )
+    method, init = initial(config, model)
+    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
+
+
+def initial(config: Config, model: Model) -> tuple[Method, Params]:
+    """The method, and what it trains before the first round. Refuses a backbone that does not fit the method."""
     method = config.method.method
     method.tuning.check(model)
     init = method.tuning.init(model, config.seed)
     method.check(model, init)
-    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
+    return method, init
 
 
 def split(config: Config, file: Path | None = None) -> Federation:
@@ -68,10 +73,13 @@ def split(config: Config, file: Path | None = None) -> Federation:
         return placeholder_federation(config)
     dataset = load(config.dataset, models.resize(config.backbone.name))
     file = file or (Path(config.partition.file) if config.partition.file else None)
-    if file:
-        return Federation.load(file, dataset)
-    seed = config.seed if config.partition.seed is None else config.partition.seed
-    return federate(dataset, config.partition.partition, seed)
+    return Federation.load(file, dataset) if file else federate(dataset, config.partition.partition, config.split_seed)
+
+
+def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
+    """Which clients train and are evaluated in which rounds."""
+    e, join = config.eval, config.join.round
+    return server.Plan(config.rounds, config.fraction, config.seed, e.every, e.after_local, e.pooled, newcomers, join)
 
 
 def pooled(federation: Federation, newcomers: Sequence[int]) -> Federation:
@@ -108,13 +116,18 @@ def empty_site(name: str = "") -> Site:
 
 def build_model(config: Config, dataset: Dataset) -> Model:
     channels, height, width = dataset.images.shape[1:]
-    image = (channels, height, width)
-    model = models.build(config.backbone.name, image, len(dataset.classes), config.seed, dataset.classes)
+    name, classes = config.backbone.name, dataset.classes
+    model = models.build(name, (channels, height, width), len(classes), config.seed, classes)
+    return chosen_part(config, model)
+
+
+def chosen_part(config: Config, model: Model) -> Model:
+    """What backbone.part names of a model."""
     if config.backbone.part == "whole":
         return model
     if not isinstance(model, models.CLIP):
         raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
-    return models.image_vit(model, len(dataset.classes), config.seed, model.name)
+    return models.image_vit(model, model.classes, config.seed, model.name)
 
 
 def clients(parts: Parts, folder: Path) -> Clients:
@@ -204,17 +217,13 @@ def limit_threads(threads: int, device: torch.device) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    available: dict[str, Callable[[], bool]] = {
-        "cuda": torch.cuda.is_available,
-        "mps": torch.backends.mps.is_available,
-        "cpu": lambda: True,
-    }
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there()))
+        return torch.device(next(kind for kind, there in available.items() if there))
     kind = name.split(":")[0]
     if kind not in available:
         raise UserError(f'engine.device = "{name}" is unknown (allowed: auto, cpu, cuda, cuda:N, mps)')
-    if not available[kind]():
+    if not available[kind]:
         raise UserError(f'engine.device = "{name}" is not available on this machine; engine.device=auto takes what is')
     try:
         return torch.device(name)

@@ -1,13 +1,9 @@
 """Several methods and seeds on the same partition, in one table.
 
-Each row is a configuration of its own: the common settings with the row's own over them. Every (row, seed) is an
-ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and the same command started
-twice shares the work: each process takes the runs that nobody else holds.
-
-A table of several columns (datasets, splits, backbones) has [[compare.columns]]: settings under those of the rows, each
-row with each column. A file may also have a small scale: [mini] holds settings that go over everything, and so does
-`mini` in a column or a row, over those; mini = false leaves it out there. Of [mini.method] and [mini.partition] each
-run takes what it has.
+Every (row, seed) is an ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and
+the same command started twice shares the work: each process takes the runs that no other holds. Settings go over each
+other in this order: the file's, those of a column, given ones, those of the row; at the small scale also [mini] and the
+`mini` of column and row (mini = false leaves it out), of which each run takes what its method and partition have.
 """
 
 from __future__ import annotations
@@ -22,14 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import methods as M
-from .. import models
-from ..data import CATALOGUE, DatasetConfig, load
 from ..errors import UserError, nearest
-from ..models.pretrained.known import KNOWN, fresh, resize
-from . import api, record, tables
+from . import api, build, dryrun, record, tables
 from . import config as C
-from .api import Result, without_compare
-from .mini import merged, method_settings, shrunk, small
+from .api import Result, method_settings, shrunk, small, without_compare
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -84,9 +76,8 @@ def rows(
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
     slugs = [row.slug for row in found]
-    for one in found:
-        if slugs.count(one.slug) > 1:
-            raise UserError(f'compare: each row needs a label of its own, and "{one.label}" is there twice')
+    if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
+        raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
     return found
 
 
@@ -123,50 +114,35 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
 
     Of the common settings the first table is the file's, over which columns go; the others are given. `others`:
     methods that are not compared now, though the file's settings may be meant for them."""
+    file, given = common[0], common[1:]
     # All else is checked with the rows, whose methods and columns it belongs to.
     base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
-    split = base.seed if base.partition.seed is None else base.partition.seed
     jobs = []
     methods: set[str] = set()
     for turn in range(max(len(row.seeds) for row in rows)):
-        for row in rows:
-            if turn < len(row.seeds):
-                seed = row.seeds[turn]
-                settings = {
-                    **row.settings,
-                    "seed": seed,
-                    "partition": {"seed": split, **row.settings.get("partition", {})},
-                }
-                tables = [*common[:1], row.column, *common[1:], settings]
-                whole = merged(tables)
-                config = C.make(shrunk(tables, row.mini, common[1:]) if row.mini else whole)
-                jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
-                methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
-    own = [_method(table)["name"] for table in common[:1] if "name" in _method(table)]
-    _somebodys(common[:1], _fields([*methods, *others, *own]))
-    _somebodys(common[1:], _fields(methods))
-    _somebodys((row.column for row in rows), _fields(methods) | method_settings())  # of some rows, perhaps left out
+        for row in (row for row in rows if turn < len(row.seeds)):
+            seed, partition = row.seeds[turn], {"seed": base.split_seed, **row.settings.get("partition", {})}
+            tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
+            whole = C.merge(*tables)
+            config = C.make(shrunk(tables, row.mini, given) if row.mini else whole)
+            jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
+            methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
+    taken = {key for name in methods for key in M.fields(name)}
+    aside = [*others, *([file["method"]["name"]] if "name" in file.get("method", {}) else [])]
+    _check_taken([file], taken | {key for name in aside for key in M.fields(name)})
+    _check_taken(given, taken)
+    _check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
     return jobs
 
 
-def _fields(methods: Iterable[str]) -> set[str]:
-    return {key for name in methods for key in M.fields(name)}
-
-
-def _somebodys(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
+def _check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
     """A row's method takes those of the common settings that it has. What no row takes is a mistake."""
-    for table in tables:
-        for key in _method(table):
-            if key not in known | {"name"}:
-                raise UserError(
-                    f"method.{key} is not a setting of any method that is compared{nearest(key, known)} "
-                    f"(allowed: {', '.join(sorted(known))})"
-                )
-
-
-def _method(table: Mapping[str, Any]) -> Table:
-    found: Table = C.undot((key, value) for key, value in table.items() if key == "method").get("method", {})
-    return found
+    for key in (key for table in tables for key in table.get("method", {})):
+        if key not in known | {"name"}:
+            raise UserError(
+                f"method.{key} is not a setting of any method that is compared{nearest(key, known)} "
+                f"(allowed: {', '.join(sorted(known))})"
+            )
 
 
 def named(spec: Mapping[str, Any]) -> list[str]:
@@ -198,82 +174,39 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
 def check(jobs: Iterable[Job]) -> None:
     """Whether the methods fit their backbones, for what is not done yet. Published backbones are shapes alone here, and
     of datasets in the catalogue nothing is loaded."""
-    alike: dict[tuple[C.Backbone, DatasetConfig], dict[str, Job]] = {}
     for job in jobs:
-        if not job.config.consortium and not (job.folder / "result.json").exists():
-            key = job.config.backbone, job.config.dataset
-            alike.setdefault(key, {}).setdefault(job.row.label, job)
-    for (backbone, dataset), found in alike.items():
-        model: models.Model | None = None
-        for label, job in found.items():
-            try:
-                model = model or _sketch(backbone, dataset)
-                method = job.config.method.method
-                method.tuning.check(model)
-                method.check(model, method.tuning.init(model, job.seed))
-            except UserError as error:
-                raise UserError(f'row "{label}": {error}') from None
-            except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
-                continue
-
-
-def _sketch(backbone: C.Backbone, given: DatasetConfig) -> models.Model:
-    entry, published = CATALOGUE.get(given.name), resize(backbone.name)
-    if entry:
-        classes = tuple(f"class {i}" for i in range(entry.classes))
-        side = given.size or (published.size[0] if published else entry.size)
-        image = (given.channels or 3, side, side)
-    else:
-        data = load(given, published)
-        classes, image = data.classes, data.images.shape[1:]
-    if backbone.name in KNOWN:
-        model = fresh(backbone.name, len(classes), classes)
-        if model.image != image:
-            raise UserError(
-                f'dataset.size: backbone "{backbone.name}" takes {_pixels(model.image)}, got {_pixels(image)}; '
-                f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
-            )
-    else:
-        model = models.build(backbone.name, image, len(classes), 0, classes)
-    if backbone.part == "whole":
-        return model
-    if not isinstance(model, models.CLIP):
-        raise UserError(f'backbone.part = "image": backbone "{model.name}" is no CLIP, it has one part only')
-    return models.image_vit(model, len(classes), 0, model.name)
-
-
-def _pixels(image: Sequence[int]) -> str:
-    return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
+        config, done = job.config, (job.folder / "result.json").exists()
+        if job.seed != job.row.seeds[0] or done or config.consortium:
+            continue
+        try:
+            dataset = dryrun.placeholder(config.dataset, config.backbone.name)
+            build.initial(config, dryrun.sketch(config, dataset))
+        except UserError as error:
+            raise UserError(f'row "{job.row.label}": {error}') from None
+        except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
+            continue
 
 
 # ---- the runs
-
-
-def take(job: Job, view: View | None = None) -> Result | None:
-    """The job's result, made if it is not there yet. None if another process is making it."""
-    done = finished(job)
-    if done:
-        return done
-    resume = (job.folder / "config.toml").exists()
-    if resume:
-        _same(job)
-    try:
-        return api.execute(api.RunPlan(job.config, job.folder, resume), view=view)
-    except Busy:
-        return None
-
 
 Watch = Callable[[int, Job], AbstractContextManager[View | None]]
 
 
 def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
-    """Makes what is not there yet; -> the runs that failed, and why. One that fails does not keep the others back, but
-    after an error of the program nothing more is tried."""
+    """Makes what is not there yet and no other process is making; -> the runs that failed, and why. One that fails does
+    not keep the others back, but after an error of the program nothing more is tried."""
     failed: list[tuple[Job, Exception]] = []
     for number, job in enumerate(jobs, 1):
         try:
+            if finished(job):
+                continue
+            resume = (job.folder / "config.toml").exists()
+            if resume:
+                _same(job)
             with watch(number, job) as view:
-                take(job, view)
+                api.execute(api.RunPlan(job.config, job.folder, resume), view=view)
+        except Busy:
+            continue
         except Exception as error:
             failed.append((job, error))
             if not isinstance(error, UserError):
@@ -286,24 +219,22 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     jobs = [job for job in jobs if job.row.mini and job.row.label in results]
     if not jobs:
         return ""
-    *most, last = dict.fromkeys(job.config.dataset.name for job in jobs)
-    data = f"{', '.join(most)} and {last}" if most else last
+    data = ", ".join(dict.fromkeys(job.config.dataset.name for job in jobs))
     few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
     rounds = tables.rounds(many) if few == many else f"{few} to {tables.rounds(many)}"
     name = "/".join(Path(file).parts[-2:])
     return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"
 
 
-def collect(jobs: Sequence[Job], excused: Iterable[Job] = ()) -> dict[str, list[Result]]:
+def collect(jobs: Sequence[Job], excused: set[Path]) -> dict[str, list[Result]]:
     """What is done, by this process or another; a warning names what is not and ought to be."""
     results: dict[str, list[Result]] = {}
-    elsewhere = {job.folder for job in excused}
     missing = []
     for job in jobs:
         done = finished(job)
         if done:
             results.setdefault(job.row.label, []).append(done)
-        elif job.folder not in elsewhere:
+        elif job.folder not in excused:
             missing.append(job.folder.name)
     if missing:
         warnings.warn(f"not in the table, held by another process or not started: {', '.join(missing)}", stacklevel=2)
@@ -339,20 +270,15 @@ def _same(job: Job) -> None:
 class ComparisonPlan:
     """A comparison that is ready to begin, or to go on."""
 
-    rows: list[Row]
     jobs: list[Job]
+    chosen: list[Job]  # those to run now
     folder: Path
     file: str = ""
-    only: str = ""
-
-    def chosen(self, job: Job) -> bool:
-        """Whether its row's label has `only` in it."""
-        return self.only.lower() in job.row.label.lower()
 
     @property
     def layout(self) -> tables.Places:
         """Label -> its row and column, in a table with columns."""
-        return {row.label: row.place for row in self.rows if row.place[1]}
+        return {job.row.label: job.row.place for job in self.jobs if job.row.place[1]}
 
 
 @dataclass(frozen=True)
@@ -375,22 +301,22 @@ def prepare(
     """Reads and checks everything before the first run. `only`: the rows whose label has this in it."""
     source = C.read(preset) if preset else {}
     spec = source.get("compare", {})
-    found = rows(spec, methods, seeds, small(source, mini))
+    found = rows(spec, methods, seeds, small(source) if mini else None)
     jobs = plan([without_compare(source), C.undot(settings.items())], found, out, named(spec))
-    planned = ComparisonPlan(found, jobs, out, str(preset or ""), only)
-    if not any(map(planned.chosen, jobs)):
+    chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
+    if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
-    return planned
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""))
 
 
 def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext()) -> Outcome:
     """Makes the runs that are not there yet, and the tables of all that are."""
-    jobs = [job for job in plan.jobs if plan.chosen(job)]
     claim(plan.jobs, plan.folder)
-    check(jobs)
-    failed = work(jobs, watch)
+    check(plan.chosen)
+    failed = work(plan.chosen, watch)
     # Rows that `only` leaves out are in the table too, where they are done.
-    results = collect(plan.jobs, [*(job for job in plan.jobs if not plan.chosen(job)), *(job for job, _ in failed)])
+    aside = {job.folder for job in plan.jobs} - {job.folder for job in plan.chosen}
+    results = collect(plan.jobs, aside | {job.folder for job, _ in failed})
     notes = scale(plan.jobs, results, plan.file)
     return Outcome(results, tables.save(results, plan.folder, plan.layout, notes) if results else [], failed)
 

@@ -8,8 +8,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -21,7 +22,7 @@ from ..method import Method
 from ..privacy import Privacy, check
 
 Table = dict[str, Any]
-TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")  # as runs/trackers.py has them
+_PRESETS = resources.files("promptfed.runs.presets")
 
 
 class _Section(BaseModel):
@@ -60,9 +61,7 @@ class Join(_Section):
     """The [join] section: clients that are not there from the start. Results report them apart."""
 
     clients: int | tuple[int, ...] = Field((), description="who comes later: client numbers, or how many of the last")
-    round: int = Field(
-        0, ge=0, description="the first round they may take part in; 0: they never train, only are served"
-    )
+    round: int = Field(0, ge=0, description="the first round they may train in; 0: they never train, only are served")
 
     def newcomers(self, count: int) -> tuple[int, ...]:
         """Their numbers, of so many clients."""
@@ -82,16 +81,13 @@ class Engine(_Section):
     workers: int = Field(0, ge=0, description="processes; 0: one per core on a CPU, one on an accelerator")
     block: int = Field(1, ge=1, description="clients trained as one stacked computation (for accelerators)")
     frozen_gb: float = Field(8.0, ge=0, description="disk space in GB for cached outputs of frozen layers")
-    trackers: tuple[str, ...] = Field((), description=f"experiment trackers to write to: {', '.join(TRACKERS)}")
-    threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: torch's default")
-    deadline: float = Field(
-        3600.0, gt=0, description="between sites: seconds an answer may take; the round goes on without a later one"
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = Field(
+        (), description="experiment trackers to write to"
     )
+    threads: int = Field(1, ge=0, description="threads of each process on a CPU; 0: torch's default")
+    deadline: float = Field(3600.0, gt=0, description="between sites: seconds an answer may take; a later one is lost")
     patience: float = Field(
-        600.0,
-        ge=0,
-        description="between sites: seconds to wait for everyone; then a new run is not begun, and a resumed one goes "
-        "on with those who are there",
+        600.0, ge=0, description="between sites: seconds to wait for all; then only a resumed run goes on, without them"
     )
 
     @field_validator("trackers", mode="before")
@@ -99,14 +95,6 @@ class Engine(_Section):
     def _separated(cls, value: Any) -> Any:
         """The command line may give them separated by commas."""
         return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-
-    @field_validator("trackers")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in TRACKERS:
-                raise unknown("engine.trackers", name, TRACKERS)
-        return names
 
 
 class Consortium(_Section):
@@ -124,11 +112,12 @@ class Consortium(_Section):
             raise UserError(f'consortium.address (--address) = "{address}" must be host:port, with a port up to 65535')
         return address
 
-    @model_validator(mode="after")
-    def _different(self) -> Consortium:
-        if len(set(self.classes)) < len(self.classes):
+    @field_validator("classes")
+    @classmethod
+    def _different(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(classes)) < len(classes):
             raise UserError("consortium.classes names one class twice")
-        return self
+        return classes
 
 
 class MethodSection(BaseModel):
@@ -183,7 +172,7 @@ class PartitionSection(BaseModel):
         return self
 
     def complete(self) -> Table:
-        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump()}
+        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump(mode="json")}
 
 
 class Config(_Section):
@@ -201,7 +190,7 @@ class Config(_Section):
     consortium: Consortium | None = Field(None, description="none: all images are here")
 
     @model_validator(mode="after")
-    def _apart(self) -> Config:
+    def _consistent(self) -> Config:
         if self.consortium and self.dataset.size is None:
             raise UserError("dataset.size must be set: the sites of a consortium agree on the size of their images")
         if self.consortium and self.eval.pooled != "never":
@@ -214,18 +203,10 @@ class Config(_Section):
                 f'method.name = "{self.method.name}": training data would have to leave their sites, which Flower '
                 'connects; engine.name = "local" simulates it'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _covered(self) -> Config:
         if self.privacy.on:
             check(self.method.method, self.method.name)
         if self.privacy.on and self.eval.drift:
             raise UserError("eval.drift = true tells how far clients' parameters move, which privacy.clip cannot cover")
-        return self
-
-    @model_validator(mode="after")
-    def _joins(self) -> Config:
         if self.join.round > self.rounds:
             raise UserError(f"join.round = {self.join.round} is later than the last of rounds = {self.rounds}")
         if self.join.round and not self.join.clients:
@@ -237,84 +218,73 @@ class Config(_Section):
             )
         return self
 
+    @property
+    def split_seed(self) -> int:
+        return self.seed if self.partition.seed is None else self.partition.seed
+
     def complete(self) -> Table:
         """All settings, with the ones that were left to their defaults."""
         table = self.model_dump(mode="json", exclude=None if self.consortium else {"consortium"})
-        return {**table, "method": _plain(self.method.complete()), "partition": _plain(self.partition.complete())}
+        method = json.loads(json.dumps(self.method.complete()))  # lists in place of tuples
+        return {**table, "method": method, "partition": self.partition.complete()}
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "method": MethodSection,
-    "dataset": DatasetConfig,
-    "partition": PartitionSection,
-    "backbone": Backbone,
-    "eval": Evaluation,
-    "join": Join,
-    "engine": Engine,
-    "privacy": Privacy,
-    "consortium": Consortium,
+    key: kind
+    for key, field in Config.model_fields.items()
+    for kind in (field.annotation, *get_args(field.annotation))  # of one that may be None, what it is else
+    if isinstance(kind, type) and issubclass(kind, BaseModel)
 }
 
 
 def make(*tables: Mapping[str, Any]) -> Config:
     """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
-    merged: Table = {}
-    for table in tables:
-        merged = merge(merged, table)
-    for key in merged:
-        if key not in Config.model_fields:
-            raise _not_a_setting(key, Config.model_fields, _names())
-    for section, kind in SECTIONS.items():
-        if kind.model_config.get("extra") == "forbid":  # the others know their settings only by their name
-            for key in merged.get(section, {}):
-                if key not in kind.model_fields:
-                    raise _not_a_setting(f"{section}.{key}", kind.model_fields, _names())
-    _unstandardised(merged)
     try:
-        return Config.model_validate(merged)
+        return Config.model_validate(_unstandardised(merge(*tables)))
     except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "extra_forbidden":
+            raise _not_a_setting(".".join(map(str, first["loc"]))) from None
         raise one_sentence(error) from None
 
 
-def _unstandardised(table: Table) -> None:
+def _unstandardised(table: Table) -> Table:
     """Sums of features are sent without noise: where there is privacy, heads do without unless they are asked for."""
-    name = table.get("method", {}).get("name")
-    if table.get("privacy", {}).get("clip") and isinstance(name, str) and "standardise" in methods.fields(name):
-        table["method"] = {"standardise": False, **table["method"]}
+    method, private = table.get("method", {}), table.get("privacy", {}).get("clip")
+    if not private or not isinstance(method.get("name"), str) or "standardise" not in methods.fields(method["name"]):
+        return table
+    return {**table, "method": {"standardise": False, **method}}
 
 
-def _not_a_setting(key: str, allowed: Iterable[str], similar: Iterable[str]) -> UserError:
-    return UserError(f"{key} is not a setting{nearest(key, similar)} (allowed: {', '.join(sorted(allowed))})")
+def _not_a_setting(key: str) -> UserError:
+    allowed = SECTIONS.get(key.partition(".")[0], Config).model_fields
+    nested = [f"{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields]
+    similar = nearest(key, [*Config.model_fields, *nested])
+    return UserError(f"{key} is not a setting{similar} (allowed: {', '.join(sorted(allowed))})")
 
 
-def _names() -> list[str]:
-    nested = [f"{section}.{key}" for section, kind in SECTIONS.items() for key in kind.model_fields]
-    return [*Config.model_fields, *nested]
-
-
-def merge(base: Table, over: Mapping[str, Any]) -> Table:
-    merged = dict(base)
-    for key, value in over.items():
-        if key not in SECTIONS:
-            merged[key] = value
-            continue
-        value = _table(key, value)
-        old = merged.get(key, {})
-        if isinstance(value.get("name"), str) and value["name"] != old.get("name"):
-            old = _still_valid(key, value["name"], old)
-        merged[key] = {**old, **value}
+def merge(*tables: Mapping[str, Any]) -> Table:
+    """Later tables over earlier ones. A method or partition of another name takes over the settings it has too."""
+    merged: Table = {}
+    for table in tables:
+        for key, value in table.items():
+            if key not in SECTIONS:
+                merged[key] = value
+                continue
+            value, old = _table(key, value), merged.get(key, {})
+            name = value.get("name", old.get("name"))
+            if name != old.get("name") and isinstance(name, str) and key in ("method", "partition"):
+                own = settings_of(key, name)
+                old = {setting: given for setting, given in old.items() if setting in own}
+            merged[key] = {**old, **value}
     return merged
 
 
-def _still_valid(section: str, name: str, old: Table) -> Table:
-    """What a section's earlier settings mean under a new name: another method takes over the settings it has too."""
+def settings_of(section: str, name: str) -> set[str]:
+    """Those of a method or a partition."""
     if section == "method":
-        allowed: Iterable[str] = methods.fields(name)
-    elif section == "partition":
-        allowed = [*PARTITIONS[name].model_fields, "seed"] if name in PARTITIONS else ()
-    else:
-        return old
-    return {key: value for key, value in old.items() if key in set(allowed)}
+        return set(methods.fields(name))
+    return {*PARTITIONS[name].model_fields, "seed"} if name in PARTITIONS else set()
 
 
 def parse_assignments(words: Iterable[str]) -> Table:
@@ -334,7 +304,7 @@ def undot(pairs: Iterable[tuple[str, Any]]) -> Table:
     for key, value in pairs:
         section, dot, rest = key.partition(".")
         if dot and section not in SECTIONS:
-            raise _not_a_setting(key, Config.model_fields, _names())
+            raise _not_a_setting(key)
         if dot:
             table.setdefault(section, {})[rest] = value
         elif section in SECTIONS:
@@ -373,7 +343,7 @@ def read(source: str | Path) -> Table:
             raise UserError(
                 f'"{source}" is neither a file nor a preset{nearest(str(source), known)} (presets: {", ".join(known)})'
             )
-        return tomllib.loads(resources.files("promptfed.runs.presets").joinpath(f"{source}.toml").read_text())
+        return tomllib.loads(_PRESETS.joinpath(f"{source}.toml").read_text())
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -383,19 +353,14 @@ def read(source: str | Path) -> Table:
 
 
 def presets() -> list[str]:
-    names = (item.name for item in resources.files("promptfed.runs.presets").iterdir())
+    names = (item.name for item in _PRESETS.iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def preset_about(name: str) -> str:
     """A preset's first comment."""
-    lines = resources.files("promptfed.runs.presets").joinpath(f"{name}.toml").read_text().splitlines()
-    comment = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        comment.append(line.lstrip("# "))
-    return " ".join(comment)
+    lines = _PRESETS.joinpath(f"{name}.toml").read_text().splitlines()
+    return " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def dump(table: Mapping[str, Any]) -> str:
@@ -409,8 +374,3 @@ def _without_none(table: Mapping[str, Any]) -> Table:
         for key, value in table.items()
         if value is not None
     }
-
-
-def _plain(table: Table) -> Table:
-    plain: Table = json.loads(json.dumps(table))
-    return plain

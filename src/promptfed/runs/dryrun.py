@@ -1,9 +1,8 @@
 """What a run would cost: parameters, bytes and sample passes. Needs no data, no hub and no weights; trains nothing.
 
-Datasets are made up from the catalogue, with equally frequent classes (and domains), and split by the real partition.
-Published backbones have the shapes of models/pretrained/known.py. Parameters are counted on tensors without values, in
-what the method itself makes, sends and receives; bytes are those of the tensors and their names, without the few
-numbers that some methods report in addition. Time is not estimated: it depends on the machine, caches and evaluation.
+Placeholders of the catalogue's datasets, with equally frequent classes (and domains), are split by the real partition.
+Parameters are counted on tensors without values, in what the method itself makes, sends and receives; bytes are those
+of tensors and their names. Time is not estimated: it depends on the machine, caches and evaluation.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ import torch
 from rich import box
 from rich.table import Table
 
-from .. import models
+from .. import models, server
 from .. import params as P
 from ..clients.wire import pack
 from ..data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, federate, load
-from ..data.images import Resize
 from ..errors import UserError
 from ..method import Method, split_once
-from ..models import CLIP, Model
+from ..models import Model
 from ..models.pretrained.known import KNOWN, fresh, resize
 from ..params import Params
 from ..phases import Batch, Holdings, Phase
+from . import build
 from .config import Config
 from .tables import count, size
 
-_GUESS = 100  # images a class and domain, where the catalogue does not know: for clients to have some
+_GUESS = 100  # images per class and domain where the catalogue does not know, for clients to have some
 
 
 @dataclass(frozen=True)
@@ -53,136 +52,123 @@ class Estimate:
 
 
 def estimate(config: Config) -> Estimate:
-    federation, known = imagine(config)
+    _offline(config)
+    partition = config.partition
+    federation = _split(config.dataset, config.backbone.name, partition.partition, partition.file, config.split_seed)
     model = sketch(config, federation.dataset)
-    method = config.method.method
-    method.tuning.check(model)
-    init = method.tuning.init(model, config.seed)
-    method.check(model, init)
-    n = len(federation.sites)
-    late = config.join.newcomers(n)
-    rounds = range(1, config.rounds + 1)
-    there = [n - (0 if config.join.round and round >= config.join.round else len(late)) for round in rounds]
-    taking_part = [min(able, max(1, int(config.fraction * able + 0.5))) for able in there]
+    method, init = build.initial(config, model)
+    newcomers = config.join.newcomers(len(federation.sites))
+    sites = (build.pooled(federation, newcomers) if method.centralised else federation).sites
+    plan = build.rounds(config, newcomers)
+    sizes = {i: len(site.train) for i, site in enumerate(sites)}
+    turns = []
+    for round_ in range(1, config.rounds + 1):
+        there = {client: sizes[client] for client in plan.train(list(sizes), round_)}
+        turns.append(len(server.sample(there, config.fraction, config.seed, round_)))
 
     phases = method.schedule(1)
     roles = {role for phase in phases for role in phase.train}
     up = method.shared(init) if phases else {}
     received = receives(method, model, init, 1, 1)
     down = split_once(received)[0] if phases else {}
-    first = _once(received)  # grows with the number of clients, and of each with its validation samples
-    once = first
-    if method.enrolls:
+    once = first = _once(received)
+    if method.enrolls:  # grows with the clients, and their validation samples
         other, sample = (_once(receives(method, model, init, *more)) - first for more in ((2, 1), (1, 2)))
-        held = sum(len(site.val) for site in federation.sites)
-        once = first + (n - 1) * other + max(0, held - n) * sample
-    each = _size({f"up/{name}": p for name, p in up.items()}) + _size(down)
-
-    sizes = [len(site.train) for site in federation.sites if len(site.train)]
-    passes = sum(_passes(phase, sizes) for phase in phases)  # of a client in a round, on average
+        held = sum(len(site.val) for site in sites)
+        once += (len(sites) - 1) * other + max(0, held - len(sites)) * sample
+    bytes_up, bytes_down = _size({f"up/{name}": p for name, p in up.items()}), _size(down)
+    passes = sum(_passes(phase, [n for n in sizes.values() if n]) for phase in phases)  # per client and round
+    entry = CATALOGUE.get(config.dataset.name)
+    known = partition.file or entry is None or entry.images is not None
     return Estimate(
-        clients=n,
-        a_round=taking_part[-1],
+        clients=len(sites),
+        a_round=turns[-1],
         rounds=config.rounds,
         trained=sum(p.numel() for name, p in init.items() if method.tuning.role(name) in roles),
         up=P.numel(up),
         down=P.numel(down),
-        bytes_up=_size({f"up/{name}": p for name, p in up.items()}),
-        bytes_down=_size(down),
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
         once=once,
-        traffic=each * sum(taking_part) + once * n,
-        passes=round(passes * sum(taking_part)) if known else None,
+        traffic=(bytes_up + bytes_down) * sum(turns) + once * len(sites),
+        passes=round(passes * sum(turns)) if known else None,
     )
+
+
+def _offline(config: Config) -> None:
+    """Refuses what would have to be fetched."""
+    data, backbone = config.dataset.name, config.backbone.name
+    if data not in CATALOGUE and not Path(data).expanduser().exists():
+        raise UserError(
+            f'dataset.name = "{data}" is neither a path nor in the catalogue, and --dry-run asks nobody else '
+            f"(allowed: {', '.join(sorted(CATALOGUE))})"
+        )
+    if "/" in backbone and backbone not in KNOWN and not Path(backbone).expanduser().exists():
+        raise UserError(
+            f'backbone.name = "{backbone}" has shapes that only its files tell, and --dry-run fetches none '
+            f"(known: {', '.join(KNOWN)})"
+        )
 
 
 # ---- data and models that are not there
 
 
-def imagine(config: Config) -> tuple[Federation, bool]:
-    """Who would hold what; and whether the number of images is known."""
-    seed = config.seed if config.partition.seed is None else config.partition.seed
-    named = config.backbone.name
-    fetched = "/" in named and named not in KNOWN and not Path(named).expanduser().exists()  # sketch() refuses it
-    published = None if fetched else resize(named)
-    return _imagine(config.dataset, published, config.partition.partition, config.partition.file, seed)
-
-
 @lru_cache(maxsize=32)
-def _imagine(
-    given: DatasetConfig, published: Resize | None, partition: Partition, file: str | None, seed: int
-) -> tuple[Federation, bool]:
-    entry = CATALOGUE.get(given.name)
+def _split(given: DatasetConfig, backbone: str, partition: Partition, file: str | None, seed: int) -> Federation:
+    dataset = placeholder(given, backbone)
+    return Federation.load(Path(file), dataset) if file else federate(dataset, partition, seed)
+
+
+def placeholder(given: DatasetConfig, backbone: str) -> Dataset:
+    """A dataset of the catalogue, with blank images; any other is loaded."""
+    entry, published = CATALOGUE.get(given.name), resize(backbone)
     if entry is None:
-        if not Path(given.name).expanduser().exists():
-            raise UserError(
-                f'dataset.name = "{given.name}" is neither a path nor in the catalogue, and --dry-run asks nobody else '
-                f"(allowed: {', '.join(sorted(CATALOGUE))})"
-            )
-        dataset = load(given, published)
-    else:
-        kinds = max(1, entry.domains)
-        n = min(entry.images or _GUESS * entry.classes * kinds, given.limit or 1 << 60)
-        channels, side = given.channels or 3, given.size or (published.size[0] if published else entry.size)
-        domain = np.arange(n) // entry.classes % kinds if entry.domains else None
-        names = tuple(f"domain {i}" for i in range(entry.domains))
-        dataset = Dataset(
-            name=given.name,
-            images=np.broadcast_to(np.uint8(0), (n, channels, side, side)),
-            labels=np.arange(n) % entry.classes,
-            classes=tuple(f"class {i}" for i in range(entry.classes)),
-            mean=(0.5,) * channels,
-            std=(0.5,) * channels,
-            domains=names,
-            domain=domain,
-            sites=names,
-            site=domain,
-            fingerprint="imagined",
-            path=Path(),
-        )
-    if file:
-        return Federation.load(Path(file), dataset), True
-    return federate(dataset, partition, seed), entry is None or entry.images is not None
+        return load(given, published)
+    kinds = max(1, entry.domains)
+    n = min(entry.images or _GUESS * entry.classes * kinds, given.limit or 1 << 60)
+    channels, side = given.channels or 3, given.size or (published.size[0] if published else entry.size)
+    domain = np.arange(n) // entry.classes % kinds if entry.domains else None
+    names = tuple(f"domain {i}" for i in range(entry.domains))
+    return Dataset(
+        name=given.name,
+        images=np.broadcast_to(np.uint8(0), (n, channels, side, side)),
+        labels=np.arange(n) % entry.classes,
+        classes=tuple(f"class {i}" for i in range(entry.classes)),
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        domains=names,
+        domain=domain,
+        sites=names,
+        site=domain,
+        fingerprint="placeholder",
+        path=Path(),
+    )
 
 
 def sketch(config: Config, dataset: Dataset) -> Model:
     """The backbone; of a published one only the shapes."""
-    _, channels, height, width = dataset.images.shape
-    backbone = config.backbone
-    return _model(backbone.name, backbone.part, (channels, height, width), len(dataset.classes))
+    _, *image = dataset.images.shape
+    model = _model(config.backbone.name, (image[0], image[1], image[2]), dataset.classes)
+    return build.chosen_part(config, model)
 
 
-@lru_cache(maxsize=8)
-def _model(name: str, part: str, image: tuple[int, int, int], classes: int) -> Model:
-    names = [f"class {i}" for i in range(classes)]
-    if name in KNOWN:
-        model = fresh(name, classes, names)
-        if model.image != image:
-            raise UserError(
-                f'dataset.size: backbone "{name}" takes {model.image[1]}x{model.image[2]} pixels in 3 channels, got '
-                f"{image[1]}x{image[2]} in {image[0]}"
-            )
-    elif "/" in name and not Path(name).expanduser().exists():
-        raise UserError(
-            f'backbone.name = "{name}" has shapes that only its files tell, and --dry-run fetches none '
-            f"(known: {', '.join(KNOWN)})"
-        )
-    else:
-        model = models.build(name, image, classes, 0, names)
-    if part == "whole":
-        return model
-    if not isinstance(model, CLIP):
-        raise UserError(f'backbone.part = "image": backbone "{name}" is no CLIP, it has one part only')
-    return models.image_vit(model, classes, 0, name)
+@lru_cache(maxsize=2)
+def _model(name: str, image: tuple[int, int, int], classes: tuple[str, ...]) -> Model:
+    if name not in KNOWN:
+        return models.build(name, image, len(classes), 0, classes)
+    model = fresh(name, len(classes), classes)
+    models.check_image(model, image)
+    return model
 
 
-# ---- what travels
+# ---- what is sent
 
 
 def receives(method: Method, model: Model, init: Params, clients: int, validation: int) -> Params:
     """What a client is sent in a round, where there are so many clients with so many validation samples each."""
-    state = method.begin(model, init, 0)
+    state, known = method.begin(model, init, 0), P.to(init, next(iter(model.weights.values())).device)
     for client in range(clients):
-        hello = method.enroll(model, init, _holdings(method, model, validation)) if method.enrolls else {}
+        hello = method.enroll(model, known, _holdings(method, model, validation)) if method.enrolls else {}
         filled = {name: torch.zeros(p.shape, dtype=p.dtype) if p.is_meta else p for name, p in hello.items()}
         state = method.admit(state, client, filled, 0)
     return method.down(state, 0)
@@ -209,16 +195,10 @@ def _size(params: Params) -> int:
     return P.nbytes(params) + len(pack({name: torch.zeros(0) for name in params})) if params else 0
 
 
-# ---- what is computed
-
-
 def _passes(phase: Phase, sizes: Sequence[int]) -> float:
     if not phase.steps:
         return phase.epochs * float(np.mean(sizes))
     return phase.steps * float(np.mean([n / -(-n // phase.batch_size) for n in sizes]))
-
-
-# ---- for people
 
 
 def table(rows: Sequence[tuple[str, int, Config]]) -> Table:
@@ -232,24 +212,14 @@ def table(rows: Sequence[tuple[str, int, Config]]) -> Table:
         numbers = (f"{e.trained:,}", f"{e.up:,}", f"{e.down:,}", size(e.bytes_up + e.bytes_down), size(e.traffic))
         passes = "unknown" if e.passes is None else count(e.passes)
         shown.add_row(label, f"{e.a_round} of {e.clients}", str(e.rounds), *numbers, passes)
-    shown.caption = "\n".join(_notes([(seeds, e) for _, seeds, e in found]))
-    return shown
-
-
-def _notes(found: Sequence[tuple[int, Estimate]]) -> list[str]:
-    runs = sum(seeds for seeds, _ in found)
-    known = [(seeds, e.passes) for seeds, e in found if e.passes is not None]
-    total = f"{runs} run{'s' if runs > 1 else ''}: {size(sum(seeds * e.traffic for seeds, e in found))} sent"
-    if known:
-        total += f", {count(sum(seeds * passes for seeds, passes in known))} sample passes"
-    lines = [
-        total,
+    runs = sum(seeds for _, seeds, _ in found)
+    traffic = sum(seeds * e.traffic for _, seeds, e in found)
+    drawn = sum(seeds * (e.passes or 0) for _, seeds, e in found)
+    notes = [
+        f"{runs} run{'s' * (runs > 1)}: {size(traffic)} sent, {count(drawn)} sample passes",
         "trained, up, down: parameters (up, down, bytes: per client and round); passes: training samples drawn",
     ]
-    once = max(e.once for _, e in found)
-    if once:
-        lines.append(f"total includes what a client receives only once: up to {size(once)}")
-    return lines
-
-
-__all__ = ["Estimate", "estimate", "imagine", "sketch", "table"]
+    if once := max(e.once for _, _, e in found):
+        notes.append(f"total includes what a client receives only once: up to {size(once)}")
+    shown.caption = "\n".join(notes)
+    return shown

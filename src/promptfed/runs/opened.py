@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import accumulate
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ import numpy as np
 from .. import files
 from .. import params as P
 from ..clients.host import Host
-from ..clients.store import ReadOnlyStore, Store
+from ..clients.store import Store
 from ..data import Federation
 from ..errors import UserError, unknown
 from ..method import Method, State, split_once
@@ -98,10 +100,8 @@ class Run:
     @property
     def clients(self) -> int:
         """How many clients there are."""
-        agreed = int(self.consortium.get("clients", 0))
-        return (
-            len(self.shares) or agreed or max((len(line["aggregated"]["clients"]) for line in self.scored), default=0)
-        )
+        agreed, scored = self.consortium.get("clients", 0), [line["aggregated"]["clients"] for line in self.scored]
+        return len(self.shares) or int(agreed) or max(map(len, scored), default=0)
 
     @property
     def consortium(self) -> dict[str, Any]:
@@ -126,33 +126,26 @@ class Run:
     @property
     def trained(self) -> list[int]:
         """The clients whose update was used in a round."""
-        found: set[int] = set()
-        for line in self.lines:
-            found |= set(line["clients"]) - {who["client"] for who in line["left_out"]}
-        return sorted(found)
+        used = (set(line["clients"]) - {who["client"] for who in line["left_out"]} for line in self.lines)
+        return sorted(set[int]().union(*used))
 
     @property
     def setting(self) -> str:
         """cifar10, dirichlet (alpha 0.3), 20 clients; of a consortium, whose sites hold their own images: 3 sites"""
-        dataset = self.settings.get("dataset", {}).get("name")
-        partition = self.settings.get("partition", {})
+        dataset, partition = self.settings.get("dataset", {}).get("name"), self.settings.get("partition", {})
         words = [Path(dataset).name] if dataset else []
-        if self.consortium:
-            return ", ".join([*words, f"{self.clients} site{'s' if self.clients > 1 else ''}"])
-        if partition.get("file"):
+        if partition.get("file") and not self.consortium:
             words.append(Path(partition["file"]).name)
-        elif partition.get("name"):
-            alpha = f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""
-            words.append(partition["name"] + alpha)
+        elif partition.get("name") and not self.consortium:
+            words.append(partition["name"] + (f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""))
         if self.clients:
-            words.append(f"{self.clients} client{'s' if self.clients > 1 else ''}")
+            words.append(f"{self.clients} {'site' if self.consortium else 'client'}{'s' * (self.clients > 1)}")
         return ", ".join(words)
 
     @property
     def title(self) -> str:
         name = self.settings.get("method", {}).get("name", self.folder.name)
-        parts = (f"{name} on {self.setting}" if self.setting else name, f"seed {self.settings.get('seed', 0)}")
-        return ", ".join(parts)
+        return f"{name}{f' on {self.setting}' if self.setting else ''}, seed {self.settings.get('seed', 0)}"
 
     def name(self, client: int) -> str:
         return self.shares[client].name if client < len(self.shares) else f"client-{client}"
@@ -177,22 +170,17 @@ class Run:
     def series(self, *path: str, stage: Stage = "aggregated") -> tuple[np.ndarray, np.ndarray]:
         """Evaluated rounds, and a number of their summaries in per cent: series("local", "mean"). NaN: not known."""
         found = []
-        for line in self.lines:
-            if stage in line:
-                value: Any = line[stage]["summary"]
-                for key in path:
-                    value = value[key]
-                found.append((line["round"], math.nan if value is None else 100 * value))
+        for line in (line for line in self.lines if stage in line):
+            value: Any = reduce(getitem, path, line[stage]["summary"])
+            found.append((line["round"], math.nan if value is None else 100 * value))
         table = np.array(found, float).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
     def sent(self) -> dict[int, float]:
         """Round -> MB per client exchanged with the server so far, both ways: the mean over all clients."""
-        total, found = 0.0, {}
-        for line in self.lines:
-            total += line["bytes"]["up"] + line["bytes"]["down"]
-            found[line["round"]] = total / 1e6 / max(1, self.clients)
-        return found
+        total = accumulate(line["bytes"]["up"] + line["bytes"]["down"] for line in self.lines)
+        clients = max(1, self.clients)
+        return {line["round"]: sent / 1e6 / clients for line, sent in zip(self.lines, total, strict=True)}
 
     # ---- its parts
 
@@ -247,7 +235,7 @@ class Run:
     @cached_property
     def store(self) -> Store:
         """What clients remember."""
-        return ReadOnlyStore(self.folder / "clients")
+        return Store(self.folder / "clients", readonly=True)
 
     @cached_property
     def host(self) -> Host:

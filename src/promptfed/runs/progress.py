@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean, median
 from threading import RLock
@@ -59,10 +58,9 @@ class Status:
         self._ask, self._asked, self._answered = "", 0, 0
         self._lock = RLock()  # clients are heard of in threads, and the terminal is drawn in another
 
-    def begin(self, round: int, clients: Sequence[int], at: float | None = None) -> None:
+    def begin(self, round: int, clients: Sequence[int]) -> None:
         with self._lock:
-            self.done = round - 1
-            self._begun = self._clock() if at is None else at
+            self.done, self._begun = round - 1, self._clock()
             self._ask, self._asked, self._answered = "train", len(clients), 0
 
     def on_notice(self, notice: Notice) -> None:
@@ -95,7 +93,7 @@ class Status:
             self._remarks[kind] = round, {**(before[1] if before[0] == round else {}), **found}
 
     def spent(self) -> float:
-        now = 0.0 if self._begun is None else max(0.0, self._clock() - self._begun)
+        now = 0.0 if self._begun is None else self._clock() - self._begun
         return sum(self._train) + sum(self._evaluate) + now
 
     def left(self) -> str:
@@ -134,10 +132,8 @@ class Status:
             return Group(head, *lines)
 
     def _progress(self) -> str:
-        """The round under way, and how many of its clients have answered."""
-        if self._asked and self._ask:
-            return f"{_DOING.get(self._ask, self._ask)}: {self._answered} of {self._asked} clients"
-        return "" if self._begun is None else f"round {self.done + 1} under way"
+        """How many clients have answered what is under way."""
+        return f"{_DOING[self._ask]}: {self._answered} of {self._asked} clients" if self._ask else ""
 
 
 def _usual(seconds: Sequence[float]) -> float:
@@ -183,94 +179,58 @@ class Live(Status):
             _print(self._console, self.line())
 
 
-class Followed:
-    """A run of another process: rounds.jsonl tells all, and the lock whether the process is at work."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.running = True
-        self._read = (0, 0)  # time and size of the file when it was read
-        self._told = 0  # the last round that was told
-        self.status = self._status()
-
-    def look(self) -> list[str]:
-        """Reads what is new; -> a line for each round that was not told before."""
-        self.running = record.at_work(self.folder)  # first, so that nothing is missed of one that ends now
-        file, said = self.folder / "rounds.jsonl", []
-        stat = file.stat() if file.exists() else None
-        if stat and (stat.st_mtime_ns, stat.st_size) != self._read:
-            self._read, self.status = (stat.st_mtime_ns, stat.st_size), self._status()
-            for line in record.read_lines(self.folder):
-                self.status.end(line)
-                if line["round"] > self._told:
-                    self._told = line["round"]
-                    said.append(self.status.line())
-        self.status.ended = not self.running
-        if stat and self.running and self.status.done < self.status.rounds:
-            self.status.begin(self.status.done + 1, (), at=stat.st_mtime)
-        return said
-
-    def _status(self) -> Status:
-        config = C.make(C.read(self.folder / "config.toml"))
-        return Status(self.folder.name, config.rounds, config.eval.every, clock=time.time)
-
-
 def watch(folder: Path, console: Console) -> None:
-    """Follows a run, or all runs of a comparison, until no process is at work there any more."""
+    """Follows a run of another process, or all runs of a comparison, by their files: one line per round, until no
+    process is at work there any more."""
     if not _folders(folder):
         raise UserError(f'"{folder}" holds neither a run nor a comparison to watch (there is no config.toml)')
     runs: dict[Path, Followed] = {}
     seen = time.monotonic()  # a process at work
     grace = 0.0 if _folders(folder) == [folder] else GRACE
-    terminal = Screen(console=console, auto_refresh=False, transient=True) if console.is_terminal else nullcontext()
-    with terminal as screen:
-        while True:
-            busy = [path for path in _folders(folder) if record.at_work(path)]
-            seen = time.monotonic() if busy else seen
-            for path in _folders(folder):
-                if path not in runs and (path / "config.toml").exists():
-                    runs[path] = Followed(path)
-                if path in runs:
-                    _tell(runs[path], console)
-            if screen:
-                screen.update(Group(*(run.status for run in runs.values() if run.running)), refresh=True)
-            if time.monotonic() - seen >= grace and not busy:
-                break
-            time.sleep(POLL)
-    _print(console, _outcome(folder, list(runs.values())))
-
-
-def _tell(run: Followed, console: Console) -> None:
-    """On a terminal a run stays to be seen when it ends; elsewhere there is one line per round."""
-    before = run.running
-    said = run.look()
-    if not console.is_terminal:
-        for line in said:
-            _print(console, line)
-    elif before and not run.running:
-        console.print(run.status)
-
-
-def _outcome(folder: Path, runs: Sequence[Followed]) -> str:
-    stopped = [run for run in runs if not (run.folder / "result.json").exists()]
-    if not stopped:
-        return f"done: {folder}"
+    while True:
+        busy = any(record.at_work(path) for path in _folders(folder))
+        seen = time.monotonic() if busy else seen
+        for path in _folders(folder):
+            if (path / "config.toml").exists():
+                for line in runs.setdefault(path, Followed(path)).look():
+                    _print(console, line)
+        if time.monotonic() - seen >= grace and not busy:
+            break
+        time.sleep(POLL)
+    stopped = [run for run in runs.values() if not (run.folder / "result.json").exists()]
     where = ", ".join(f"{run.folder.name} after round {run.status.done} of {run.status.rounds}" for run in stopped)
     again = "".join(f"\n  promptfed run --resume --out {run.folder}" for run in stopped)
-    return f"stopped: {where}; go on with:{again}"
+    _print(console, f"stopped: {where}; go on with:{again}" if stopped else f"done: {folder}")
+
+
+class Followed:
+    """The folder of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.status = folder, Status("", 0)
+        self._read = (0, 0)  # time and size of rounds.jsonl when it was read
+        self._told = 0  # the last round that was told
+
+    def look(self) -> list[str]:
+        """A line for each round that was not told before."""
+        file, said = self.folder / "rounds.jsonl", []
+        stat = file.stat() if file.exists() else None
+        now = (stat.st_mtime_ns, stat.st_size) if stat else (1, 0)
+        if now != self._read:
+            config = C.make(C.read(self.folder / "config.toml"))
+            self._read, self.status = now, Status(self.folder.name, config.rounds, config.eval.every)
+            for line in record.read_lines(self.folder):
+                self.status.end(line)
+                if line["round"] > self._told:
+                    self._told = line["round"]
+                    said.append(self.status.line())
+        return said
 
 
 def _folders(folder: Path) -> list[Path]:
     """The runs of a folder, which is one itself or a comparison's; also such as are only being prepared."""
     marks = ("config.toml", ".lock")
-    if any((folder / mark).exists() for mark in marks):
-        return [folder]
-    return sorted({file.parent for mark in marks for file in folder.glob(f"*/{mark}")}, key=_begun)
-
-
-def _begun(run: Path) -> tuple[float, Path]:
-    file = run / "config.toml"
-    return (file.stat().st_mtime if file.exists() else float("inf"), run)
+    return sorted({file.parent for mark in marks for place in (mark, f"*/{mark}") for file in folder.glob(place)})
 
 
 def _print(console: Console, text: str) -> None:

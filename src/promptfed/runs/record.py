@@ -57,8 +57,8 @@ class Folder(Recorder):
     """The recorder of a run. A round is completed by the checkpoint: it is replaced in one step, after everything else
     of the round is on disk, so a kill at any moment costs at most the round that was under way."""
 
-    def __init__(self, path: Path, view: View | None = None, ledger: bool = False) -> None:
-        self.path, self._view, self._ledger = path, view, ledger
+    def __init__(self, path: Path, views: Sequence[View] = (), ledger: bool = False) -> None:
+        self.path, self._views, self._ledger = path, views, ledger
         self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
         self._open = ExitStack()  # holds the lock
         try:
@@ -68,13 +68,13 @@ class Folder(Recorder):
             raise Busy(f'--out = "{path}" is in use by another run') from None
         except OSError as error:
             raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
-        self.closed = False
 
     def restore(self) -> tuple[int, State] | None:
         found = read_checkpoint(self.path)
         done = found[0] if found else 0
         # A line after the checkpoint belongs to a round that was not completed: it will be written again.
-        self._rewrite([line for line in self.lines() if line["round"] <= done])
+        kept = [json.dumps(line) + "\n" for line in self.lines() if line["round"] <= done]
+        files.write(self.path / "rounds.jsonl", "".join(kept).encode())
         return found
 
     def begin(self, round: int, clients: Sequence[int]) -> None:
@@ -82,15 +82,15 @@ class Folder(Recorder):
         if self._ledger:
             # The line break comes first: a line that was cut off before stays on its own.
             files.append(self.path / "asked.jsonl", "\n" + json.dumps({"round": round, "clients": list(clients)}))
-        if self._view:
-            self._view.begin(round, clients)
+        for view in self._views:
+            view.begin(round, clients)
 
     def on_notice(self, notice: Notice) -> None:
         if notice.ask == "train" and notice.seconds is not None:
             took = {"client": notice.client, "seconds": round(notice.seconds, 4), "samples": notice.samples}
             self._took[notice.client] = took
-        if self._view:
-            self._view.on_notice(notice)
+        for view in self._views:
+            view.on_notice(notice)
 
     def end(self, line: Line, state: State) -> None:
         if self._took:
@@ -98,8 +98,8 @@ class Folder(Recorder):
             line = {**line, "seconds": {**line["seconds"], "clients": took}}
         files.append(self.path / "rounds.jsonl", json.dumps(line, allow_nan=False) + "\n")
         files.write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
-        if self._view:
-            self._view.end(line)
+        for view in self._views:
+            view.end(line)
 
     def lines(self) -> list[Line]:
         return read_lines(self.path)
@@ -113,16 +113,12 @@ class Folder(Recorder):
                 found.append((line["round"], line["clients"]))
         return found
 
-    def _rewrite(self, lines: list[Line]) -> None:
-        files.write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
-
     def close(self) -> None:
         """Releases the folder; removes it if the run did not start."""
-        if not self.closed and not (self.path / "config.toml").exists():
+        if not (self.path / "config.toml").exists():
             (self.path / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
                 self.path.rmdir()
-        self.closed = True
         self._open.close()
 
 
@@ -228,16 +224,12 @@ def _stage(lines: Sequence[Line], stage: str, all_: dict[str, int]) -> dict[str,
         return found
     if recent:
         rounds = [line["round"] for line in recent]
-        found[f"mean_of_last_{LAST}"] = {
-            "rounds": rounds,
-            **scoring.average([line[stage]["summary"] for line in recent]),
-            **all_,
-        }
+        mean = scoring.average([line[stage]["summary"] for line in recent])
+        found[f"mean_of_last_{LAST}"] = {"rounds": rounds, **mean, **all_}
     judged = [line for line in known if line[stage]["summary"]["val"] is not None]
     if judged:
-        found["chosen_on_validation"] = of(
-            max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
-        )
+        best = max(judged, key=lambda line: (line[stage]["summary"]["val"], -line["round"]))
+        found["chosen_on_validation"] = of(best)
     return found
 
 
@@ -250,8 +242,5 @@ def _communication(lines: Sequence[Line]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     packages = ("promptfed", "torch", "numpy", "safetensors", "pydantic")
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "platform": f"{sys.platform}-{platform.machine()}",
-    }
+    found = {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return {**found, "platform": f"{sys.platform}-{platform.machine()}"}

@@ -1,4 +1,4 @@
-"""What a comparison has found, as tables: JSON, CSV, Markdown, and their words for people."""
+"""What runs and comparisons have found, as tables: JSON, CSV, Markdown, and in the terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Group
+from rich.table import Table as Rich
+from rich.text import Text
 
 from .. import files, methods
 from .api import Result
@@ -25,6 +31,14 @@ REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
 ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
 
+# Columns of a comparison that are left out where they say this of every method, for a narrow terminal.
+_ALIKE = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}, "to ceiling": {"-"}}
+# Below the numbers of a run.
+_MEANING = (
+    "local: mean over clients, on their own test data; std, worst: over clients; global: on all clients' test data.",
+    "To report: aggregated, last, over several seeds (compare --seeds 0,1,2); why: docs/concepts.md, What to report.",
+)
+
 
 def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
     """One row per label, references last: mean over the seeds, and their standard deviation where there are several.
@@ -33,8 +47,10 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
         numbers = [run.numbers for run in runs]
-        last = [n["metrics"]["aggregated"]["last"] for n in numbers]
-        after = [_after_local(n["metrics"]) for n in numbers]
+        last, after, common, newcomers = (
+            [_last(n["metrics"], *stages) for n in numbers]
+            for stages in (("aggregated",), ("after_local_all", "after_local"), ("common",), ("newcomers_aggregated",))
+        )
         each = [n["communication"]["per_client_and_round"] for n in numbers]
         kind = methods.reference(numbers[0].get("method", ""))
         found.append(
@@ -47,18 +63,18 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
                 "clients": {"local": _clients(last), "after_local": _clients(after)},
-                "local": _over_seeds([m["local"]["mean"] for m in last]),
-                "worst": _over_seeds([m["local"]["worst"] for m in last]),
-                "global": _over_seeds([m["global"] for m in last]),
-                "macro_f1": _over_seeds([m["macro_f1"] for m in last]),
-                "after_local": _over_seeds([m["local"]["mean"] if m else None for m in after]),
-                "common": _over_seeds([_local(n["metrics"], "common") for n in numbers]),
-                "newcomers": _over_seeds([_local(n["metrics"], "newcomers_aggregated") for n in numbers]),
-                "bytes": float(np.mean([e["up"] + e["down"] for e in each])),
-                "parameters_up": float(np.mean([e["parameters_up"] for e in each])),
-                "passes": float(np.mean([n["passes"]["train"] for n in numbers])),
-                "adapt_passes": float(np.mean([n["passes"]["adapt_last"] for n in numbers])),
-                "seconds": float(np.mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers])),
+                "local": _over_seeds(last, "local", "mean"),
+                "worst": _over_seeds(last, "local", "worst"),
+                "global": _over_seeds(last, "global"),
+                "macro_f1": _over_seeds(last, "macro_f1"),
+                "after_local": _over_seeds(after, "local", "mean"),
+                "common": _over_seeds(common, "local", "mean"),
+                "newcomers": _over_seeds(newcomers, "local", "mean"),
+                "bytes": _mean([e["up"] + e["down"] for e in each]),
+                "parameters_up": _mean([e["parameters_up"] for e in each]),
+                "passes": _mean([n["passes"]["train"] for n in numbers]),
+                "adapt_passes": _mean([n["passes"]["adapt_last"] for n in numbers]),
+                "seconds": _mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers]),
             }
         )
     _to_ceiling(found)
@@ -78,14 +94,9 @@ def _alike(row: Table, other: Table) -> bool:
     return (row.get("column"), row["dataset"]) == (other.get("column"), other["dataset"])
 
 
-def _after_local(metrics: Mapping[str, Any]) -> Table | None:
-    """Everyone's models after local training, or where that was not asked for, the last participants'."""
-    stage = metrics.get("after_local_all") or metrics.get("after_local")
-    return stage["last"] if stage else None
-
-
-def _local(metrics: Mapping[str, Any], stage: str) -> float | None:
-    return metrics[stage]["last"]["local"]["mean"] if stage in metrics else None
+def _last(metrics: Mapping[str, Any], *stages: str) -> Table | None:
+    """The last round of the first of these stages that the run has."""
+    return next((metrics[stage]["last"] for stage in stages if stage in metrics), None)
 
 
 def _clients(found: Sequence[Mapping[str, Any] | None]) -> Table | None:
@@ -107,8 +118,14 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
     return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
 
 
-def _over_seeds(values: Sequence[float | None]) -> Table | None:
-    known = [v for v in values if v is not None]
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _over_seeds(found: Iterable[Table | None], *path: str) -> Table | None:
+    """Of the metric at this path, in the runs that have it."""
+    values: list[Any] = [reduce(getitem, path, m) for m in found if m]
+    known = [value for value in values if value is not None]
     mean, std = spread(known)
     return {"mean": mean, "std": std if len(known) > 1 else None} if known else None
 
@@ -123,15 +140,8 @@ def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
     """A row for people: accuracies in per cent. `plain`: without a word of clients that are not in them."""
     keys = ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
     scores = [percent(row[key]) if plain else score(row, key) for key in keys]
-    return (
-        row["label"],
-        str(row["seeds"]),
-        *scores,
-        points(row.get("to_ceiling")),
-        size(row["bytes"]),
-        count(row["passes"]),
-        count(row["adapt_passes"]),
-    )
+    cost = (size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
+    return (row["label"], str(row["seeds"]), *scores, points(row.get("to_ceiling")), *cost)
 
 
 def score(row: Mapping[str, Any], key: str) -> str:
@@ -213,3 +223,53 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     """The first line holds the heads."""
     rule = ("---",) + ("---:",) * (len(lines[0]) - 1)
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
+
+
+# ---- in the terminal
+
+
+def comparison(rows: Sequence[dict[str, Any]]) -> Group:
+    """The table of a comparison, as a paper prints it where it has columns. Title and caption are as wide as the
+    terminal, not as the table."""
+    scale = [rows[0]["scale"]] if "scale" in rows[0] else []
+    title = ["accuracy in %, of the last round; local: mean over clients", *scale]
+    wide = across(rows, "local")
+    (heads, *lines), width = (wide, 22) if wide else ([HEADERS, *map(cells, rows)], 14)
+    told = [i for i, head in enumerate(heads) if wide or {line[i] for line in lines} - _ALIKE.get(head, set())]
+    shown = Rich(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    for i in told:
+        least = min(width, max(len(line[0]) for line in lines)) if i == 0 else None
+        fold = i == 0 or bool(wide)
+        shown.add_column(heads[i], justify="right" if i else "left", min_width=least, overflow="fold", no_wrap=not fold)
+    apart = {row["row" if wide else "label"] for row in rows if "reference" in row}
+    for line, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
+        shown.add_row(*(line[i] for i in told), end_section=line[0] not in apart and after[0] in apart)
+    below = [CAPTION, *([] if wide else [WHOLE]), *([f"{APART}."] if apart else []), REPORT]
+    return Group(Text("\n".join(title)), shown, Text("\n".join(below)))
+
+
+def outcome(numbers: dict[str, Any]) -> Group:
+    """The numbers of one run."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    shown = Rich()
+    for header in ("", "round", "clients", "local", "std", "worst", "global", "macro F1"):
+        shown.add_column(header, justify="left" if not header else "right")
+    for stage, found in numbers["metrics"].items():
+        for name, m in found.items():
+            at = m.get("rounds") or [m["round"]]
+            when = "-".join(dict.fromkeys((str(at[0]), str(at[-1]))))
+            who = f"{round(m['clients'], 1):g}" + (f" of {m['of']}" if "of" in m else "")
+            scores = (m["local"]["mean"], m["local"]["std"], m["local"]["worst"], m["global"], m["macro_f1"])
+            row = (when, who, *(percent(value) for value in scores))
+            shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
+    each = numbers["communication"]["per_client_and_round"]
+    title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
+    cost = (
+        f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
+        f"{numbers['passes']['train']:,} sample passes; "
+        f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
+    )
+    return Group(Text(title), shown, Text("\n".join((cost, *_MEANING))))

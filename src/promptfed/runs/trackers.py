@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..clients.base import Notice
 from ..errors import UserError
 from ..server import Line
 from . import record
@@ -17,13 +16,6 @@ from .record import STAGES, View
 
 Log = Callable[[int, dict[str, float]], object]  # of a round: tag -> value
 PROJECT = "promptfed"
-_SUMMARY = {  # tag -> path in a stage's summary
-    "local": ("local", "mean"),
-    "worst": ("local", "worst"),
-    "global": ("global",),
-    "macro_f1": ("macro_f1",),
-    "loss": ("loss",),
-}
 
 
 def scalars(line: Line) -> dict[str, float]:
@@ -38,11 +30,10 @@ def scalars(line: Line) -> dict[str, float]:
     }
     for stage in STAGES:
         if stage in line:
-            for tag, path in _SUMMARY.items():
-                value = line[stage]["summary"]
-                for key in path:
-                    value = value[key]
-                found[f"{stage}/{tag}"] = value
+            summary = line[stage]["summary"]
+            flat = {"local": summary["local"]["mean"], "worst": summary["local"]["worst"]}
+            flat |= {tag: summary[tag] for tag in ("global", "macro_f1", "loss")}
+            found |= {f"{stage}/{tag}": value for tag, value in flat.items()}
     return {tag: float(value) for tag, value in found.items() if value is not None and math.isfinite(value)}
 
 
@@ -103,16 +94,11 @@ def trackio(folder: Path, settings: Mapping[str, Any]) -> Iterator[Log]:
     run.finish()
 
 
-class Tracker(NamedTuple):
-    module: str  # that the extra of the tracker's name installs
-    open: Callable[[Path, Mapping[str, Any]], AbstractContextManager[Log]]
-
-
-TRACKERS = {
-    "tensorboard": Tracker("tensorboardX", tensorboard),
-    "mlflow": Tracker("mlflow", mlflow),
-    "wandb": Tracker("wandb", wandb),
-    "trackio": Tracker("trackio", trackio),
+TRACKERS: dict[str, tuple[str, Callable[[Path, Mapping[str, Any]], AbstractContextManager[Log]]]] = {
+    "tensorboard": ("tensorboardX", tensorboard),  # the module that the extra of this name installs
+    "mlflow": ("mlflow", mlflow),
+    "wandb": ("wandb", wandb),
+    "trackio": ("trackio", trackio),
 }
 
 
@@ -121,45 +107,22 @@ class Tracked(View):
 
     def __init__(self, names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> None:
         for name in names:
-            if find_spec(TRACKERS[name].module) is None:
+            if find_spec(TRACKERS[name][0]) is None:
                 raise UserError(f'engine.trackers = "{name}" needs pip install "promptfed[{name}]"')
         self._names, self._folder, self._settings = names, folder, settings
         self._open, self._logs = ExitStack(), list[Log]()
 
     def begin(self, round: int, clients: Sequence[int]) -> None:
         if self._names and not self._logs:
-            for name in self._names:
-                self._logs.append(self._open.enter_context(TRACKERS[name].open(self._folder, self._settings)))
+            opened = (TRACKERS[name][1](self._folder, self._settings) for name in self._names)
+            self._logs = [self._open.enter_context(tracker) for tracker in opened]
             for line in record.read_lines(self._folder):
                 if line["round"] < round:
-                    self._log(line)
+                    self.end(line)
 
     def end(self, line: Line) -> None:
-        self.begin(line["round"], line["clients"])
-        self._log(line)
-
-    def _log(self, line: Line) -> None:
         for log in self._logs:
             log(line["round"], scalars(line))
 
     def close(self) -> None:
         self._open.close()
-
-
-class Views(View):
-    """Several views as one."""
-
-    def __init__(self, *views: View) -> None:
-        self._views = views
-
-    def begin(self, round: int, clients: Sequence[int]) -> None:
-        for view in self._views:
-            view.begin(round, clients)
-
-    def on_notice(self, notice: Notice) -> None:
-        for view in self._views:
-            view.on_notice(notice)
-
-    def end(self, line: Line) -> None:
-        for view in self._views:
-            view.end(line)

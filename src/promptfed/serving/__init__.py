@@ -5,22 +5,8 @@ model = promptfed.load("runs/pfedpt-cifar10-seed0", client=3)  # or an exported 
 print(model.predict("photos/").labels)
 """
 
-from typing import TYPE_CHECKING
-
-from ..cli import lazy
-
-if TYPE_CHECKING:
-    from .images import Images
-    from .loading import export, load
-    from .predictor import Predictions, Predictor
-else:
-    __getattr__ = lazy.names(
-        __name__,
-        {
-            "Images": ".images",
-            **dict.fromkeys(("export", "load"), ".loading"),
-            **dict.fromkeys(("Predictions", "Predictor"), ".predictor"),
-        },
-    )
+from .images import Images
+from .loading import export, load
+from .predictor import Predictions, Predictor
 
 __all__ = ["Images", "Predictions", "Predictor", "export", "load"]

@@ -68,9 +68,7 @@ def listed(images: Images, shape: tuple[int, int, int]) -> list[tuple[str, Path 
 def _rows(images: np.ndarray, shape: tuple[int, int, int]) -> list[np.ndarray]:
     """The images of an array: channels first if that is the model's own shape, or if channels cannot be last."""
     if images.dtype == np.uint8 and images.ndim == 4 and 0 not in images.shape[1:]:
-        if images.shape[1:] == shape:
-            return list(images)
-        if images.shape[-1] in (1, 3, 4):
+        if images.shape[1:] == shape or images.shape[-1] in (1, 3, 4):
             return list(images)
         if images.shape[1] in (1, 3, 4):
             return list(images.transpose(0, 2, 3, 1))
@@ -85,14 +83,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f'images: "{path}" does not exist')
-    below = sorted(path.rglob("*"))
-    found = [
-        p
-        for p in below
-        if p.suffix.lower() in IMAGE_SUFFIXES
-        and p.is_file()
-        and not any(part.startswith(".") for part in p.relative_to(path).parts)
-    ]
+    below = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
+    found = [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
     if not found:
         raise UserError(f'images: "{path}" holds no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
     return found

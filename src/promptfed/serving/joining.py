@@ -12,25 +12,29 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 
 from .. import files, server
-from ..clients.host import Host
 from ..clients.local import LocalClients
 from ..clients.store import Store
 from ..data import Dataset, Federation, site_images
 from ..errors import UserError
 from ..method import State
+from ..privacy import Privacy
+from ..report import marks, style
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
-from ..scoring import Score, Scores
+from ..scoring import Score
 from .images import complain, decode
+from .loading import described, predictor
 from .predictor import Predictor
-from .runs import predictor
 
 MODEL = "model.safetensors"
 _SHOWN = 30  # classes that have bars of their own
@@ -66,82 +70,65 @@ def join(
         raise UserError(f'--out = "{folder}" is not empty: choose another folder')
     with reading(run, device=device, federation=federation) as held, tempfile.TemporaryDirectory() as scratch:
         dataset, skipped = _dataset(held, data, Path(scratch) / "data")
-        joined, before, after, state, store = _train(held, dataset, rounds, Path(scratch) / "clients")
-        try:
-            client, last = len(joined.federation.sites) - 1, held.round + rounds
-            site = joined.federation.sites[client]
-            numbers = {
-                "run": held.folder.resolve().name,
-                "method": joined.config.method.name,
-                "client": client,
-                "site": site.name,
-                "rounds": {"run": held.round, "joined": rounds},
-                "n_train": len(site.train),
-                "n_val": len(site.val),
-                "n_test": len(site.test),
-                "skipped": list(skipped),
-                "before": _numbers(before, dataset.classes),
-                "after": _numbers(after, dataset.classes),
-                "versions": record.versions(),
-            }
-            about = {key: numbers[key] for key in ("client", "site", "n_train")} | {"round": last}
-            metrics = {key: numbers[key] for key in ("before", "after")}
-            params = client_params(joined, store, joined.method.down(state, client), client, last + 1)
-            model = predictor(joined, params, {**about, "metrics": metrics})
-        finally:
-            store.close()
+        with closing(Store(Path(scratch) / "clients")) as store:
+            parts, client, last = _joined_parts(held, dataset), len(held.federation.sites), held.round + rounds
+            before, after, state = _train(held, parts, rounds, store)
+            params = client_params(parts, store, parts.method.down(state, client), client, last + 1)
+        site = parts.federation.sites[client]
+        metrics = {"before": _numbers(before, dataset.classes), "after": _numbers(after, dataset.classes)}
+        numbers = {
+            "run": held.folder.resolve().name,
+            "method": parts.config.method.name,
+            "client": client,
+            "site": site.name,
+            "rounds": {"run": held.round, "joined": rounds},
+            "n_train": len(site.train),
+            "n_val": len(site.val),
+            "n_test": len(site.test),
+            "skipped": list(skipped),
+            **metrics,
+            "versions": record.versions(),
+        }
+        model = predictor(parts, params, {**described(parts, client), "round": last, "metrics": metrics})
     model.save(folder / MODEL)
-    draw(numbers, folder / "join.png")
+    style.save(chart(numbers), folder / "join.png")
     files.write(folder / "join.json", (json.dumps(numbers, indent=1) + "\n").encode())  # last: it says all is there
     return Joined(folder, numbers, model)
 
 
 def _fresh(run: Path, data: Path) -> Path:
+    """A folder below runs/ that does not exist."""
     name = f"{run.resolve().name}-join-{data.resolve().name}"
-    path, number = Path("runs") / name, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
+    paths = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())
 
 
-def _train(held: Run, dataset: Dataset, rounds: int, memory: Path) -> tuple[build.Parts, Score, Score, State, Store]:
-    """-> parts that include the new site, scores on its test data before and after, the state and what it remembers."""
-    parts, client = held.parts, len(held.parts.federation.sites)
-    site = site_images.split(dataset, parts.config.seed)
-    # Empty sites for the others, so that the newcomer has a number of its own.
-    parts = replace(parts, federation=Federation(dataset, (*[build.empty_site()] * client, site), {"name": "join"}))
-    method, config = parts.method, parts.config
-    store = Store(memory)
-    try:
-        host = Host(
-            method=method,
-            model=parts.model,
-            federation=parts.federation,
-            store=store,
-            seed=config.seed,
-            device=parts.device,
-            frozen_bytes=config.engine.frozen_gb * 1e9,
-        )
-        clients = LocalClients({client: len(site.train)}, [host])
+def _joined_parts(held: Run, dataset: Dataset) -> build.Parts:
+    """The run's, with empty sites for its clients, so that the newcomer has a number of its own."""
+    sites = (*[build.empty_site()] * len(held.federation.sites), site_images.split(dataset, held.config.seed))
+    config = held.config.model_copy(update={"privacy": Privacy()})  # nothing is sent: no update needs noise
+    return replace(held.parts, config=config, federation=Federation(dataset, sites, {"name": "join"}))
 
-        def scored(state: State, as_of: int) -> Score:
-            down = {client: method.down(state, client)}
-            found: list[Scores] = clients.evaluate(down, as_of=as_of, pooled=False, after_local=False)
-            return found[0].parts["test"]
 
-        last = held.round + rounds
-        plan = server.Plan(last, 1.0, config.seed, after_local="none")
-        state = server.admit(method, held.state, clients, [client], held.round + 1)
-        before = scored(state, held.round + 1)
-        for round in range(held.round + 1, last + 1):
-            state, line, _ = server.step(method, parts.init, clients, plan, state, round)
-            if line["left_out"]:
-                raise UserError(f'the new site cannot train with "{config.method.name}": {line["left_out"][0]["why"]}')
-        return parts, before, scored(state, last + 1), state, store
-    except BaseException:
-        store.close()
-        raise
+def _train(held: Run, parts: build.Parts, rounds: int, store: Store) -> tuple[Score, Score, State]:
+    """-> scores on the new site's test data before and after, and the server's state."""
+    method, client = parts.method, len(parts.federation.sites) - 1
+    clients = LocalClients({client: len(parts.federation.sites[client].train)}, [build.make_host(parts, store)])
+
+    def scored(state: State, as_of: int) -> Score:
+        found = clients.evaluate({client: method.down(state, client)}, as_of=as_of, pooled=False, after_local=False)
+        return found[0].parts["test"]
+
+    first, last = held.round + 1, held.round + rounds
+    plan = server.Plan(last, 1.0, parts.config.seed, after_local="none")
+    state = server.admit(method, held.state, clients, [client], first)
+    before = scored(state, first)
+    for round in range(first, last + 1):
+        state, line, _ = server.step(method, parts.init, clients, plan, state, round)
+        if line["left_out"]:
+            why = line["left_out"][0]["why"]
+            raise UserError(f'the new site cannot train with "{parts.config.method.name}": {why}')
+    return before, scored(state, last + 1), state
 
 
 # ---- the new site's data
@@ -172,52 +159,44 @@ def _dataset(held: Run, path: Path, where: Path) -> tuple[Dataset, tuple[str, ..
 
 
 def _numbers(score: Score, classes: Sequence[str]) -> dict[str, Any]:
-    count = score.tp + score.fn
     return {
         "accuracy": score.accuracy,
         "macro_f1": score.macro_f1,
         "classes": {
             name: {"n": int(n), "accuracy": float(right / n)}
-            for name, n, right in zip(classes, count, score.tp, strict=True)
+            for name, n, right in zip(classes, score.tp + score.fn, score.tp, strict=True)
             if n
         },
     }
 
 
-def draw(numbers: dict[str, Any], path: Path) -> Path:
-    """Accuracy before and after, overall and of each class that the site has test images of."""
-    import altair as alt  # slow to import
-
-    from ..report import marks, style
-
+def chart(numbers: dict[str, Any]) -> style.Chart:
+    """Accuracy before and after, of all test images and of each class that the site has test images of."""
     stages = {"before": style.GREY, "after": style.BLUE}
     before, after = (numbers[stage]["classes"] for stage in stages)
-    change = {name: abs(after[name]["accuracy"] - before[name]["accuracy"]) for name in before}
-    largest = sorted(before, key=lambda name: -change[name])[:_SHOWN]
+    largest = sorted(before, key=lambda name: -abs(after[name]["accuracy"] - before[name]["accuracy"]))[:_SHOWN]
     shown = [name for name in before if name in largest]
     labels = [f"{short} ({before[name]['n']})" for short, name in zip(style.short(shown, 14), shown, strict=True)]
-    y = alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(domain=[0, 100]))
-    colour = marks.by_colour(stages)
-    whole = [{"kind": stage, "value": 100 * numbers[stage]["accuracy"]} for stage in stages if shown]
-    total = marks.data(whole).encode(alt.X("kind:N", title=None, sort=list(stages), axis=alt.Axis(labelAngle=0)), y)
-    each = [
-        {"at": at, "kind": stage, "value": 100 * numbers[stage]["classes"][name]["accuracy"]}
+    rows = [
+        {"at": at, "kind": stage, "value": 100 * score["accuracy"]}
         for stage in stages
-        for at, name in enumerate(shown)
+        for at, score in enumerate([numbers[stage], *(numbers[stage]["classes"][name] for name in shown)])
+        if shown
     ]
     some = f" with the largest change, of {len(before)}" if len(shown) < len(before) else ""
-    across = alt.X(title=f"classes{some} (test images)", **marks.places("at:O", labels, style.WIDTH - 60))
-    classes = (
-        marks.data(each)
+    places = marks.places("at:O", [f"all ({numbers['n_test']})", *labels], style.WIDTH + 60)
+    bars = (
+        marks.data(rows)
         .mark_bar()
-        .encode(across, y.title(None), colour, xOffset=alt.XOffset("kind:N", sort=list(stages)))
+        .encode(
+            alt.X(title=f"all, and classes{some} (test images)", **places),
+            alt.Y("value:Q", title="test accuracy (%)", scale=alt.Scale(domain=[0, 100])),
+            marks.by_colour(stages),
+            xOffset=alt.XOffset("kind:N", sort=list(stages)),
+        )
+        .properties(width=style.WIDTH + 60)
     )
-    number = total.mark_text(dy=-7).encode(text=alt.Text("value:Q", format=".1f"))
-    totals = alt.layer(total.mark_bar().encode(colour), number).properties(width=110)
-    chart = alt.hconcat(totals, classes.properties(width=style.WIDTH - 60))
     rounds = numbers["rounds"]
     title = f"{numbers['site']} joins {numbers['run']} ({numbers['method']}) after round {rounds['run']}"
     below = f"training images: {numbers['n_train']}, rounds alone: {rounds['joined']}"
-    return style.save(
-        style.titled(chart, title, below if shown else f"{below}; no test images: nothing to score"), path
-    )
+    return style.titled(bars, title, below if shown else f"{below}; no test images: nothing to score")

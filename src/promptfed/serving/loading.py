@@ -1,19 +1,23 @@
-"""A model by the place where it is, and written to a file of its own."""
+"""Predictors of a run's clients, of its global model, of a site of a consortium, and of an exported file."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import params as P
+from ..clients.store import Store
+from ..clients.wire import unpack
 from ..data import Federation
 from ..errors import UserError
-from ..flower.site import SETTINGS, SiteFolder
-from ..runs import build
-from ..runs.opened import reading
+from ..flower.site import RECEIVED, SETTINGS, SiteFolder
+from ..params import Params
+from ..runs import build, record
+from ..runs.opened import Run, client_params, reading
 from . import exported
 from .predictor import Predictor
-from .runs import of_all, of_client, of_site
 
 
 def load(
@@ -40,15 +44,15 @@ def load(
         raise UserError(f'"{path}" does not exist; allowed: the folder of a run, or an exported {exported.SUFFIX} file')
     if (path / "config.toml").exists():
         with reading(path, device=device, federation=federation) as run:
-            if client is None and not common and run.method.personal:
-                count = len(run.federation.sites)
-                raise UserError(
-                    f'client must be given, 0 to {count - 1}: "{run.config.method.name}" has personal models'
-                )
-            return of_all(run) if client is None else of_client(run, run.number(client))
+            if client is not None:
+                return _of_client(run, run.number(client))
+            if run.method.personal and not common:
+                allowed, name = f"0 to {len(run.federation.sites) - 1}", run.config.method.name
+                raise UserError(f'client must be given, {allowed}: "{name}" has personal models')
+            return _of_all(run)
     at = next((folder for folder in (path, path.parent.parent) if (folder / SETTINGS).exists()), None)
     if at and path.is_dir():
-        made = of_site(SiteFolder.open(at), path.name if at != path else None, device)
+        made = _of_site(SiteFolder.open(at), path.name if at != path else "*", device)
     else:
         where = build.pick_device(device)
         card, tuning, model, params = exported.read(exported.find(path), backbone, trust)
@@ -68,3 +72,103 @@ def export(
     name = f"{'global' if held is None else f'client-{held}'}{exported.SUFFIX}"
     path = Path(out).expanduser() if out else Path(run).expanduser() / "exports" / name
     return made.save(path / name if path.is_dir() else path)
+
+
+# ---- of a run
+
+
+def _of_client(run: Run, client: int) -> Predictor:
+    """The model that the run's evaluation scored: as received, with what is private, adapted if the method adapts."""
+    parts, count = run.parts, len(run.federation.sites)
+    if not 0 <= client < count:
+        raise UserError(f"client = {client} must be 0 to {count - 1}, the clients of the run")
+    joins = parts.config.join.round
+    if client in parts.newcomers and joins > run.round and not parts.method.serves:
+        raise UserError(f"client = {client} has no model yet: it joins in round {joins}")
+    about = {"round": run.round, "metrics": _metrics(run, client)}
+    if parts.config.consortium:
+        return predictor(parts, _sent(run, client), {"client": client, **about})
+    return predictor(parts, run.params(client), {**described(parts, client), **about})
+
+
+def _sent(run: Run, client: int) -> Params:
+    """A model of which the site keeps nothing to itself."""
+    method, init = run.method, run.parts.init
+    if method.adapt() or method.kept(init):
+        raise UserError(
+            f"client = {client} has its model at its site, with parameters that never leave it: use it there, "
+            "by the site's own folder"
+        )
+    return method.start(init, method.down(run.state, client), {}, {})
+
+
+def _of_all(run: Run) -> Predictor:
+    """The global model."""
+    method = run.method
+    down = method.common(run.state)
+    if down is None:
+        if method.personal:
+            name = run.config.method.name
+            raise UserError(f'"{name}" has no global model: its clients have models of their own, ask for one')
+        down = method.down(run.state, 0)
+    about = {"client": None, "round": run.round, "metrics": _metrics(run, None)}
+    return predictor(run.parts, method.start(run.parts.init, down, {}, {}), about)
+
+
+def _metrics(run: Run, client: int | None) -> exported.Card:
+    """What the run measured of this model, if it evaluated after its last round."""
+    line = next((line for line in run.lines if line["round"] == run.round), {})
+    if client is None:
+        stage = "common" if "common" in line else "aggregated"
+        return {stage: line[stage]["summary"]} if stage in line else {}
+    stages = [stage for stage in record.STAGES if stage in line]
+    return {stage: row for stage in stages for row in line[stage]["clients"] if row["client"] == client}
+
+
+# ---- at a site
+
+
+def _of_site(place: SiteFolder, name: str, device: str) -> Predictor:
+    """A site's own model as it was last scored in a run (*: the latest): what it was sent, with what is private."""
+    found = sorted((place.folder / "runs").glob(f"{name}/{RECEIVED}"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise UserError(f'"{place.folder}" has no model yet: none has been evaluated here')
+    down, note = unpack(found[-1].read_bytes())
+    parts, client = place.parts(device), place.settings.client
+    with closing(Store(found[-1].parent / "clients")) as store:
+        params = client_params(parts, store, down, client, note["as_of"])
+    about = {"round": note["as_of"] - 1, "metrics": note["metrics"]}
+    return predictor(parts, params, {**described(parts, client), **about})
+
+
+# ---- of both
+
+
+def described(parts: build.Parts, client: int) -> exported.Card:
+    site = parts.federation.sites[client]
+    return {"client": client, "site": site.name, "n_train": len(site.train)}
+
+
+def predictor(parts: build.Parts, params: Params, about: exported.Card) -> Predictor:
+    """Parameters with all that they need to predict."""
+    config, data = parts.config, parts.federation.dataset
+    channels = parts.model.image[0]
+    scale = parts.model.preprocess or data  # as frozen.normalisation() has it
+    card: exported.Card = {
+        "format": exported.FORMAT,
+        "method": config.method.complete(),
+        "backbone": {"name": config.backbone.name, "part": config.backbone.part},
+        "seed": config.seed,
+        "classes": list(data.classes),
+        "image": list(parts.model.image),
+        "preprocessing": {"channels": "grey" if channels == 1 else "RGB", **asdict(parts.model.resize)},
+        "normalisation": {
+            "of": "dataset" if scale is data else "backbone",
+            "mean": list(scale.mean),
+            "std": list(scale.std),
+        },
+        "dataset": data.name,
+        **about,
+        "versions": record.versions(),
+    }
+    return Predictor(card, parts.method.tuning, parts.model.to(parts.device), P.to(params, parts.device), parts.device)

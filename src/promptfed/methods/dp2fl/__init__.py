@@ -1,7 +1,7 @@
 """DP2FL: a task prompt that all clients share and a data prompt per client, both weighted by validation losses.
 
 Chang et al., "Dual prompt personalized federated learning in foundation models" (Scientific Reports 15, 28026, 2025).
-Its equations are rebuilt from its words (weights.py). The client's model is MaPLe (tunings/maple.py).
+Its equations are rebuilt from its words. The client's model is MaPLe (tunings/maple.py).
 
 A round: clients train both prompts, and evaluate their models on all clients' validation sets. The server weights task
 prompts and data prompts by the clients' summed losses into a global model (Eq. 7-8). Each client's own data prompt
@@ -16,21 +16,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from ... import Batch, Context, Method, Model, Params, State, Tuning, Update, UserError
+from ... import Batch, Context, Method, Model, Params, State, Update, UserError
 from ... import params as P
 from ...method import ONCE
 from ...phases import Holdings
 from ...training import CHUNK
 from ...tuning import as_clip
 from ...tunings.maple import Maple
-from .weights import Rule, combine, distance, global_weights, local_weights
+
+Rule = Literal["bounded", "proportional"]  # what a retained negative client weighs beside positive ones
+EPS = 1e-5  # added to a distance (Eq. 14)
 
 
 class Dp2fl(Method):
@@ -60,15 +63,6 @@ class Dp2fl(Method):
     privacy: Literal["open", "embeddings", "sealed"] = Field(
         "embeddings", description="validation data are sent as images, as embeddings, or these with encrypted losses"
     )
-
-    @field_validator("tuning", mode="before")
-    @classmethod
-    def _unwrapped(cls, tuning: Any) -> Any:
-        if isinstance(tuning, Tuning) and not isinstance(tuning, Maple):
-            raise UserError(
-                "method.name: Dp2fl evaluates each client's model on other clients' data, and takes no plug-in"
-            )
-        return tuning
 
     @model_validator(mode="after")
     def _in_its_class(self) -> Dp2fl:
@@ -227,3 +221,90 @@ def raw(p: Tensor) -> bytes:
 
 def number(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
+
+
+# ---- the rules of both aggregations, Eq. 7-17, as functions of plain numbers. Everything is float64, and sums are
+# rounded once (`fsum`): a result depends neither on an order nor on a number of threads.
+
+
+def global_weights(totals: Sequence[float]) -> list[float]:
+    """Eq. 8. totals[k] = sum_j loss_kj, of client k's model on all sets: w_k = (S - totals[k]) / (S (K - 1)).
+
+    They sum to 1. Equal ones where there is nothing to tell clients apart (S = 0); a client alone has weight 1.
+    """
+    k, s = len(totals), math.fsum(totals)
+    if k == 1 or s <= 0:
+        return [1 / k] * k
+    return [(s - total) / (s * (k - 1)) for total in totals]
+
+
+def local_weights(
+    before: float,
+    losses: Sequence[float],
+    distances: Sequence[float],
+    *,
+    alpha: float,
+    beta: float,
+    rule: Rule = "bounded",
+    gamma: float = 0.0,
+) -> list[float]:
+    """Eq. 9-11 and 13-17, for client k: what each of K trained data prompts weighs in its own one.
+
+    before: L, the loss on k's validation set before the round; losses (K,): those of the K trained models on it;
+    distances (K,): of the K data prompts from k's own one. Positive clients have a loss below L, retained negative ones
+    one in [L, alpha L), and the others are discarded: weight 0. The weights sum to 1; to beta where nobody is positive;
+    to 0 where all are discarded, or L is no number.
+    """
+    if not math.isfinite(before):
+        return [0.0] * len(losses)
+    loss = np.asarray(losses, np.float64)
+    positive = loss < before
+    retained = (loss >= before) & (loss < alpha * before)
+    # Eq. 14: > 0 for a positive client, <= 0 for a retained negative one.
+    raw = np.where(positive | retained, before - loss, 0.0) / (np.asarray(distances, np.float64) + EPS)
+    if positive.any():
+        f = np.where(positive, raw, 0.0)
+        f[retained] = _retained(raw[retained], float(raw[positive].min()), rule, gamma)
+        return list(map(float, f / math.fsum(f)))
+    weights = np.zeros_like(loss)
+    count, s = int(retained.sum()), math.fsum(raw[retained])
+    if count == 1 or s == 0:  # one alone, or all with a loss of exactly L
+        weights[retained] = beta / max(count, 1)
+    else:
+        weights[retained] = beta * (s - raw[retained]) / (s * (count - 1))
+    return list(map(float, weights))
+
+
+def _retained(raw: np.ndarray, weakest: float, rule: Rule, gamma: float) -> np.ndarray:
+    """f(x) of retained negatives, x <= 0, beside positive clients of which the weakest has raw weight m.
+
+    bounded: m M / x, where M is the x nearest to 0: at most m, and falling as the loss grows. M = 0: m where x = 0,
+    and 0 elsewhere, which is the limit. proportional: gamma |x|, which grows with the loss and has no bound.
+    """
+    if rule == "proportional":
+        return np.asarray(gamma * np.abs(raw))
+    nearest = max(raw, default=0.0)
+    return np.where(raw == 0, weakest, 0.0) if nearest == 0 else np.asarray(weakest * (nearest / raw))
+
+
+def distance(a: Params, b: Params) -> float:
+    """Euclidean, over the names of b, in float64."""
+    # NumPy's sum does not depend on the number of threads.
+    return math.sqrt(math.fsum(float(np.square(_array(a, name) - _array(b, name)).sum()) for name in b))
+
+
+def combine(own: Params, others: Sequence[Params], weights: Sequence[float]) -> Params:
+    """Eq. 12: own + sum_i w_i (others_i - own), in float64 and in the given order."""
+    made: Params = {}
+    for name, p in own.items():
+        base = p.cpu().double()
+        moved = base.clone()
+        for other, weight in zip(others, weights, strict=True):
+            if weight:
+                moved += weight * (other[name].cpu().double() - base)
+        made[name] = moved.to(p)
+    return made
+
+
+def _array(params: Params, name: str) -> np.ndarray:
+    return params[name].detach().cpu().double().numpy()

@@ -3,65 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...runs.tables import percent
 from .. import numbers
-from ..gather import Group, ReportData
-from ..numbers import Cell
-from ..tasks import Task, tasks
-from .view import listed
+from ..gather import Group, ReportData, Task, tasks
+from ..numbers import Cell, listed
 
 _EACH = 6  # up to this many tasks are summarised one by one
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The best row of a task by local accuracy."""
-
-    label: str
-    score: str
-    few: str  # which clients or seeds the score leaves out
-    gap: str  # to the second
-    second: str
-    notes: list[str]
-
-
-@dataclass(frozen=True)
-class Head:
-    title: str  # of the document
-    heading: str
-    compared: str  # tasks, or columns of a comparison's table
-    count: int  # how many of them have been evaluated
-    findings: list[tuple[str, Finding]]  # by task; empty where tasks are many
-    wins: list[tuple[str, int]]  # method -> how many tasks it is best in
-    rounds_differ: bool
-    facts: dict[str, str]
-
-
 _Scores = list[tuple[Group, Cell]]  # best first
 
 
-def head(data: ReportData) -> Head:
-    scored = [(task.words, scores) for task in tasks(data) if (scores := _scores(task))]
+def head(data: ReportData) -> dict[str, Any]:
+    each = tasks(data)
+    scored = [(task.words, scores) for task in each if (scores := _scores(task))]
     one_by_one = len(scored) == 1 or not (data.places or len(scored) > _EACH)
     firsts = Counter(
         _method(data, group) for _, scores in scored for group, cell in scores if cell.mean == scores[0][1].mean
     )
-    first, words = data.groups[0], [task.words for task in tasks(data)]
-    title = words[0] if len(words) == 1 and words[0] else f"{len(data.entries)} runs"
-    single = len(data.entries) == 1
-    return Head(
-        title=title,
-        heading=" on ".join(filter(None, (first.label, first.first.run.setting))) if single else title,
-        compared="columns" if data.places else "tasks",
-        count=len(scored),
-        findings=[(words, _finding(scores)) for words, scores in scored] if one_by_one else [],
-        wins=firsts.most_common() if any(len(scores) > 1 for _, scores in scored) else [],
-        rounds_differ=any(len(_rounds(scores)) > 1 for _, scores in scored),
-        facts=_facts(data),
-    )
+    title = each[0].words if len(each) == 1 and each[0].words else f"{len(data.entries)} runs"
+    single = " on ".join(filter(None, (data.groups[0].label, data.groups[0].first.run.setting)))
+    return {
+        "title": title,
+        "heading": single if len(data.entries) == 1 else title,
+        "compared": "columns" if data.places else "tasks",
+        "count": len(scored),  # tasks that have been evaluated
+        "findings": [(words, _finding(scores)) for words, scores in scored] if one_by_one else [],
+        # Method -> how many tasks it is best in.
+        "wins": firsts.most_common() if any(len(scores) > 1 for _, scores in scored) else [],
+        "rounds_differ": any(len(_rounds(scores)) > 1 for _, scores in scored),
+        "facts": _facts(data),
+    }
 
 
 def _facts(data: ReportData) -> dict[str, str]:
@@ -95,8 +68,8 @@ def _scores(task: Task) -> _Scores:
     return sorted(((g, c) for g, c in cells if c.mean is not None), key=lambda one: -(one[1].mean or 0.0))
 
 
-def _finding(scores: _Scores) -> Finding:
-    """With a note where seeds or rounds could have decided it."""
+def _finding(scores: _Scores) -> dict[str, Any]:
+    """The best row of a task by local accuracy, with a note where seeds or rounds could have decided it."""
     (group, best), *rest = scores
     notes, gap, second = [], "", ""
     if rest:
@@ -111,7 +84,8 @@ def _finding(scores: _Scores) -> Finding:
             notes.append(f"Rounds differ: the last ones are {listed(at)}.")
         if any("clients" in cell.why for _, cell in scores):
             notes.append("Not every mean is over all clients: see the notes below the table.")
-    return Finding(group.label, percent({"mean": best.mean, "std": best.std}), best.why, gap, second, notes)
+    score = percent({"mean": best.mean, "std": best.std})
+    return {"label": group.label, "score": score, "few": best.why, "gap": gap, "second": second, "notes": notes}
 
 
 def _rounds(scores: _Scores) -> list[str]:

@@ -1,4 +1,4 @@
-"""The commands that use what was trained: predict, export and join."""
+"""The commands that use what was recorded and trained: report, analyse, predict, export and join."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from ..errors import unknown
+from ..analysis import ANALYSES, Options, make
+from ..errors import UserError, unknown
 from . import lazy
+from .common import console
 
 if TYPE_CHECKING:
+    from ..runs import opened
     from ..serving import joining, loading
 else:
-    joining, loading = lazy.Module("serving.joining"), lazy.Module("serving.loading")
+    joining, loading, opened = map(lazy.Module, ("serving.joining", "serving.loading", "runs.opened"))
 
+_LIST = "; ".join(f"{name}: {analysis.about}" for name, analysis in ANALYSES.items())
 FORMATS = ("table", "json", "csv")
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a run")]
@@ -50,7 +53,11 @@ def predict(
     found = model.predict(images, batch)
     best = found.top(top)
     if form == "json":
-        print(json.dumps([_entry(name, ranked) for name, ranked in zip(found.names, best, strict=True)], indent=1))
+        tops = [[{"class": label, "probability": round(p, 6)} for label, p in ranked] for ranked in best]
+        entries = [
+            {"image": name, "label": top[0]["class"], "top": top} for name, top in zip(found.names, tops, strict=True)
+        ]
+        print(json.dumps(entries, indent=1))
     elif form == "csv":
         rows = csv.writer(sys.stdout, lineterminator="\n")
         rows.writerow(["image", "rank", "class", "probability"])
@@ -64,12 +71,7 @@ def predict(
             table.add_column("%", justify="right")
         for name, ranked in zip(found.names, best, strict=True):
             table.add_row(name, *(cell for label, p in ranked for cell in (label, f"{100 * p:.1f}")))
-        Console().print(table)
-
-
-def _entry(name: str, ranked: list[tuple[str, float]]) -> dict[str, Any]:
-    told = [{"class": label, "probability": round(p, 6)} for label, p in ranked]
-    return {"image": name, "label": ranked[0][0], "top": told}
+        console.print(table)
 
 
 def export(
@@ -83,7 +85,7 @@ def export(
     """Write one model as a file of its own, which promptfed.load() and `promptfed predict` take."""
     file = loading.export(run, out, client=client, common=common)
     size = file.stat().st_size
-    Console().print(f"{file} ({size:,} bytes), described by {file.with_suffix('.json').name}", soft_wrap=True)
+    console.print(f"{file} ({size:,} bytes), described by {file.with_suffix('.json').name}", soft_wrap=True)
 
 
 def join(
@@ -95,7 +97,7 @@ def join(
 ) -> None:
     """Train a model for a new site from a finished run, which is not changed."""
     joined = joining.join(run, data, rounds=rounds, out=out, device=device)
-    numbers, console = joined.numbers, Console()
+    numbers = joined.numbers
     table = Table(title=f"{numbers['site']}: test accuracy in %, {numbers['n_test']} images", title_justify="left")
     for header in ("class", "images", "before", "after"):
         table.add_column(header, justify="left" if header == "class" else "right")
@@ -111,3 +113,38 @@ def join(
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def analyse(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run, or of a comparison")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help=f"which ones; default: all that apply. {_LIST}")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="where to write (default: RUN/analysis)")] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", help="whose models, by number or site; may be given several times (default: some)"),
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option("--images", min=1, help="how many: shown, of pure colours, or of each class")
+    ] = None,
+) -> None:
+    """Make pictures, tables and captions of what a finished run, or a comparison, has learnt."""
+    made = make(run, names or (), out, Options(tuple(map(opened.Run(run).number, client or ())), images))
+    for name, files in made.files.items():
+        console.print(f"{name}: {', '.join(str(file) for file in files)}", soft_wrap=True)
+    for name, why in made.left_out.items():
+        console.print(f"{name} left out: {why.removeprefix(f'{name}: ')}", soft_wrap=True, style="dim")
+    if not made.files:
+        raise UserError(f'no analysis applies to "{run}"')
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs or comparisons")],
+    out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+) -> None:
+    """Write one HTML page about runs and comparisons; it works offline."""
+    with lazy.at_once():
+        from ..report.page import write  # altair is slow to import, and not every command draws
+    path = write(folders, out)
+    console.print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
