@@ -123,7 +123,8 @@ class Method(BaseModel):
             raise UserError(
                 f'method.name: {type(self).__name__} needs a "{role}", and backbone "{model.name}" has none'
             )
-        if not set(self.tuning.started()) <= set(self.begin(model, init, 0)):
+        started = set(self.tuning.started())
+        if started and not started <= set(self.begin(model, init, 0)):
             raise UserError(
                 f'method.head_init = "class-mean": {type(self).__name__} has no one head that all clients start from '
                 "(allowed: random, zero)"
