@@ -156,9 +156,7 @@ def sketch(config: Config, dataset: Dataset) -> Model:
 def _model(name: str, image: tuple[int, int, int], classes: tuple[str, ...]) -> Model:
     if name not in KNOWN:
         return models.build(name, image, len(classes), 0, classes)
-    model = fresh(name, len(classes), classes)
-    models.check_image(model, image)
-    return model
+    return fresh(name, len(classes), classes, image)
 
 
 # ---- what is sent
