@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from .method import Method
-from .models import Model
-from .params import Params
+from . import Method, Model, Params
 from .training import Samples, Work, chunks, context
 
 

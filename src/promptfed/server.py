@@ -11,14 +11,10 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from . import Method, Model, Params, State, Update, UserError, scoring
 from . import params as P
-from . import scoring
 from .clients.base import Clients, Notice
-from .errors import UserError
-from .method import Method, State, split_once
-from .models import Model
-from .params import Params
-from .phases import Update
+from .method import split_once
 from .scoring import Scores
 from .seeding import rng
 

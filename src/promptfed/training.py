@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from . import Batch, Context, Method, Model, Optimizer, Params, Phase
 from . import params as P
-from .method import Method
-from .models import Model
-from .params import Params
-from .phases import Batch, Context, Optimizer, Phase
 from .seeding import rng
 
 CHUNK = 128  # samples per forward pass where no gradient is needed

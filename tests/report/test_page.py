@@ -60,7 +60,7 @@ def test_columns_of_newcomers_and_common_models_are_there_where_some_run_has_the
     more = {"common": stage([0.3, 0.5]), "newcomers_aggregated": stage([0.2])}
     other = make("other", history(0.5, **more), rounds=4, method="fedrod")
     found = gather.gather([plain.folder, other.folder])
-    assert {"common", "common_global", "newcomers"} <= {c.key for c in numbers.columns(found)}
+    assert {"common", "newcomers"} <= {c.key for c in numbers.columns(found)}
     assert numbers.cell(found.groups[1], column("newcomers"), "last").mean == 0.2
     assert "no common model" in numbers.cell(found.groups[0], column("common"), "last").why
 

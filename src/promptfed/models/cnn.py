@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UserError
-from ..params import Params
+from .. import Params, UserError
 from ..seeding import torch_rng
 from .base import Model, batched, dense
 

@@ -143,7 +143,6 @@ def heat_map(
     root: bool = False,
     most: float = 1.0,
     width: float = style.WIDTH,
-    height: float | None = None,
     unit: int = 1,
 ) -> Chart:
     """(rows, columns): a cell for each value above zero, with its text. `most`: the darkest value; `root`: shades grow
@@ -166,4 +165,4 @@ def heat_map(
         dark = alt.datum.value > (0.36 if root else 0.6) * most
         ink = alt.condition(dark, alt.value("white"), alt.value(style.INK))
         layers.append(base.mark_text(fontSize=10).encode(text="text:N", color=ink))
-    return alt.layer(*layers).properties(width=width, height=height or tall(len(rows)))
+    return alt.layer(*layers).properties(width=width, height=tall(len(rows)))

@@ -52,11 +52,9 @@ class Column:
 
 _LOCAL = ("local", "mean")
 _AFTER, _LATE = ("after_local_all", "after_local"), ("newcomers_aggregated",)
-_LATE_AFTER, _LATE_COMMON = ("newcomers_after_local_all", "newcomers_after_local"), ("newcomers_common",)
 _COUNTED = ("aggregated", "after_local", "after_local_all", "common")  # stages of clients that are there from the start
 _AFTER_HELP = "local accuracy after local training: of all clients if eval.after_local is all, else of the participants"
 _COMMON_HELP = "local accuracy of the shared model that a personal method has besides the clients' own"
-_WIDE_HELP = "accuracy of the common model on all clients' test data"
 _LATE_HELP = "local accuracy of the clients that join later"
 _GROUPS_HELP = "share of samples in the group that is matched to their domain"
 COLUMNS = (
@@ -66,16 +64,13 @@ COLUMNS = (
     Column("f1", "Macro F1", "mean over classes, then over clients", "percent", ("macro_f1",)),
     Column("after", "After local", _AFTER_HELP, "percent", _LOCAL, _AFTER),
     Column("common", "Common", _COMMON_HELP, "percent", _LOCAL, ("common",), True),
-    Column("common_global", "Common, global", _WIDE_HELP, "percent", ("global",), ("common",), True),
     Column("newcomers", "Newcomers", _LATE_HELP, "percent", _LOCAL, _LATE, True),
-    Column("newcomers_after", "Newcomers after local", _AFTER_HELP, "percent", _LOCAL, _LATE_AFTER, True),
-    Column("newcomers_common", "Newcomers, common", _COMMON_HELP, "percent", _LOCAL, _LATE_COMMON, True),
     Column("clustering", "Groups", _GROUPS_HELP, "percent", ("clustering",), optional=True),
     Column("bytes", "Bytes", "exchanged per client and round, up and down", "bytes"),
     Column("passes", "Passes", "samples passed through the model in training, all clients and rounds", "count"),
     Column("seconds", "Seconds", "training and evaluation; comparable on one idle machine only", "seconds"),
 )
-# By the first word of a column's key: why a run may not have it, and the setting that decides so.
+# By column: why a run may not have it, and the setting that decides so.
 _ABSENT = {
     "global": ("personal models were not evaluated on all clients' test data in these rounds", "eval.pooled"),
     "after": ("there is no evaluation after local training", "eval.after_local"),
@@ -152,7 +147,7 @@ def _missing(group: Group, column: Column, kind: str) -> str:
         if kind == "chosen_on_validation":
             return "no client has validation data to choose a round by"
         return f"none of the last {LAST} rounds was evaluated"
-    why, setting = _ABSENT.get(column.key.split("_")[0], ("no client has test data", ""))
+    why, setting = _ABSENT.get(column.key, ("no client has test data", ""))
     value = group.option(*setting.split(".")) if setting else None
     return why if value is None else f"{why} ({setting} = {json.dumps(value)})"
 

@@ -13,7 +13,7 @@ from ..runs.opened import Run
 from . import gather, images, prompts, run_charts, style
 from .charts import accuracies, communication, curves
 from .gather import Group, ReportData
-from .numbers import MEASURES
+from .numbers import MEASURES, listed
 
 _PARTITIONS = 6  # pictures of a comparison
 
@@ -54,7 +54,7 @@ def draw_comparison(
         return []
     out.mkdir(parents=True, exist_ok=True)
     found = ReportData(groups, [], places=dict(places or {}))
-    drawn = [style.save(chart, out / name) for name, chart in _charts(found).items() if chart]
+    drawn = [style.save(chart, out / name) for name, chart in _charts(found).items()]
     drawn += _partitions(found, out)
     for name in ("curves.png", "communication.png", *(path.name for path in out.glob("partition-*.png"))):
         if out / name not in drawn:
@@ -70,7 +70,7 @@ def draw_partition(federation: Federation, path: Path) -> Path:
     return style.save(run_charts.partition(federation), path)
 
 
-def _charts(found: ReportData) -> dict[str, style.Chart | None]:
+def _charts(found: ReportData) -> dict[str, style.Chart]:
     """By file name, with their titles. What was evaluated once has no curves."""
     settings = {entry.run.setting for entry in found.entries}
     setting = settings.pop() if len(settings) == 1 else ""
@@ -79,17 +79,12 @@ def _charts(found: ReportData) -> dict[str, style.Chart | None]:
     after = f"{setting}; after {last} round{'s' if last > 1 else ''}".removeprefix("; ")
     local = MEASURES["local"].title + seeds
     legend = f"dots: clients; bar: their mean; diamond: all clients' test data{seeds}"
-    charts: dict[str, style.Chart | None] = {"comparison.png": _titled(accuracies(found), after, legend)}
-    if found.places:
-        return charts
-    if any(len(entry.run.scored) > 1 for entry in found.entries):
-        charts["curves.png"] = _titled(curves(found)[0], setting, local)
-    sent = _titled(communication(found), setting, f"{local}; dotted: exchanges nothing")
-    return {**charts, "communication.png": sent}
-
-
-def _titled(chart: style.Chart | None, title: str, below: str) -> style.Chart | None:
-    return chart and style.titled(chart, title, below)
+    made = {"comparison.png": (accuracies(found), after, legend)}
+    if not found.places:
+        if any(len(entry.run.scored) > 1 for entry in found.entries):
+            made["curves.png"] = (curves(found)[0], setting, local)
+        made["communication.png"] = (communication(found), setting, f"{local}; dotted: exchanges nothing")
+    return {name: style.titled(chart, title, below) for name, (chart, title, below) in made.items() if chart}
 
 
 def _partitions(found: ReportData, out: Path) -> list[Path]:
@@ -113,7 +108,7 @@ def _partitions(found: ReportData, out: Path) -> list[Path]:
 def _whose(labels: Sequence[str], places: Mapping[str, tuple[str, str]]) -> str:
     """CIFAR-100, s=10"""
     names = list(dict.fromkeys(places[label][1] if label in places else label for label in labels))
-    return "; ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    return listed(names, 2)
 
 
 def _federation(run: Run) -> Federation | None:

@@ -24,7 +24,7 @@ def curves(run: Run) -> style.Chart | None:
     *accuracies, loss = MEASURES
     panels = [_lines(run, accuracies, "test accuracy (%)", 220), _lines(run, [loss], "training loss", 90)]
     known = [panel for panel in panels if panel]
-    chart = alt.vconcat(*known).resolve_scale(color="independent", shape="independent")
+    chart = alt.vconcat(*known).resolve_scale(x="shared", color="independent", shape="independent")
     return style.titled(chart, run.title) if known else None
 
 

@@ -32,10 +32,6 @@ class Section(NamedTuple):
     heading: str
     view: Any  # what the template shows
 
-    @property
-    def anchor(self) -> str:
-        return self.name.lower().replace(" ", "-")
-
 
 def write(folders: Sequence[Path], out: Path) -> Path:
     """The report on these folders of runs and comparisons. What cannot be shown is a warning, and noted on the page."""

@@ -47,13 +47,8 @@ def curves(data: ReportData) -> View:
     if absent := [measure.word for name, measure in MEASURES.items() if name not in measures]:
         notes.append(f"Not recorded: {', '.join(absent)}.")
     about = f"Line chart: {'; '.join(one.title for one in measures.values())}, over communication rounds."
-    choices = {name: measure.word for name, measure in measures.items()}
-    return {
-        "chart": _embedded("curves", about, chart, 340),
-        "measures": measures,
-        "choices": choices,
-        "notes": notes,
-    }
+    shown, choices = _embedded("curves", about, chart, 340), {name: one.word for name, one in measures.items()}
+    return {"chart": shown, "measures": measures, "choices": choices, "notes": notes}
 
 
 def communication(data: ReportData) -> View:
