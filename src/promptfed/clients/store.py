@@ -27,7 +27,7 @@ class Store:
     """
 
     def __init__(self, path: Path, readonly: bool = False) -> None:
-        self._path = path
+        self._path, self._readonly = path, readonly
         options = {"readonly": True, "lock": False} if readonly else {"map_size": _MAP, "max_readers": 512}
         if not readonly:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to its owner, also on this machine
@@ -48,6 +48,7 @@ class Store:
 
     def put(self, round: int, values: Mapping[int, Params]) -> None:
         """Stores the clients' values of this round, all or none."""
+        self._check_writable()
         try:
             with self._env.begin(write=True) as txn:
                 for client, params in values.items():
@@ -61,6 +62,7 @@ class Store:
 
     def add(self, digest: str, blob: bytes) -> None:
         """Keeps a blob that is sent only once."""
+        self._check_writable()
         file = self._path / "once" / digest
         if file.exists() and file.stat().st_size == len(blob):  # shorter after a power failure
             return
@@ -69,6 +71,10 @@ class Store:
 
     def once(self, digest: str) -> Params:
         return unpack((self._path / "once" / digest).read_bytes())[0]
+
+    def _check_writable(self) -> None:
+        if self._readonly:
+            raise TypeError("the clients' state of a finished run is only read")
 
     def _forget(self, txn: lmdb.Transaction, client: int, round: int) -> None:
         """Drops all but the newest value from before this round."""
