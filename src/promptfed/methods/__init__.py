@@ -10,6 +10,8 @@ from pydantic.fields import FieldInfo
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
+from ..tunings.adapter import Adapter
+from ..tunings.cocoop import ConditionalContext
 from ..tunings.heads import HeadOnly
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
@@ -23,14 +25,18 @@ from .dp2fl.sealed import SealedDp2fl
 from .fedem import FedEm
 from .fedmix import FedMix
 from .fedmtl import FedMtl
+from .fedpgp import FedPgp
 from .fedpr import FedPr
 from .fedprox import FedProx
 from .fedrod import FedRod
+from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedpg import PFedPg
+from .prograd import ProGrad
+from .promptfolio import PromptFolio
 from .sgpt import Sgpt
 from .shared_body import FedBabu, FedPer, FedRep
 from .zeroshot import ZeroShot
@@ -55,6 +61,10 @@ METHODS: dict[str, type[Method]] = {
     "atpfl": Atpfl,
     "pfedpg": PFedPg,
     "dp2fl": Dp2fl,
+    "kgcoop": KgCoOp,
+    "prograd": ProGrad,
+    "promptfolio": PromptFolio,
+    "fedpgp": FedPgp,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,
@@ -68,6 +78,8 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "vpt": (Tokens, _HEAD),
     "vpt-d": (Tokens, {"layers": "all", **_HEAD}),
     "promptfl": (TextContext, _TEXT),
+    "cocoop": (ConditionalContext, _TEXT),
+    "adapter": (Adapter, _TEXT),
     "maple": (Maple, _TEXT),
 }
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
@@ -80,6 +92,8 @@ ALIASES = {
     "fedvpt": "fedavg+vpt",
     "fedvpt-d": "fedavg+vpt-d",
     "promptfl": "fedavg+promptfl",
+    "cocoop": "fedavg+cocoop",
+    "fedclip": "fedavg+adapter",
 }
 PAPERS = {
     "pfedpt": "Li et al., TMLR 2024",
@@ -87,6 +101,8 @@ PAPERS = {
     "fedvpt": "Jia et al., ECCV 2022, averaged",
     "fedvpt-d": "Jia et al., ECCV 2022, averaged",
     "promptfl": "Guo et al., 2022",
+    "cocoop": "Zhou et al., CVPR 2022, averaged",
+    "fedclip": "Lu et al., IEEE Data Eng. Bull. 2023",
 }
 
 
