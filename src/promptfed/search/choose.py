@@ -24,7 +24,7 @@ from rich.table import Table as Rich
 
 from .. import files
 from ..errors import UserError
-from ..models import CLIP, ViT
+from ..models import CLIP, Model, ViT
 from ..runs import api, build, dryrun, record, statistics
 from ..runs import config as C
 from . import space as S
@@ -140,10 +140,7 @@ def prepare(
     tables = [api.without_compare(source), C.undot(settings.items())]
     config = C.make(*tables)
     model = dryrun.sketch(config, dryrun.placeholder(config.dataset, config.backbone.name))
-    if isinstance(model, CLIP):
-        usual = _FOR_CLIP
-    else:
-        usual = _FOR_VIT if isinstance(model, ViT) and model.preprocess else _FROM_SCRATCH
+    usual = _usual(model)
     fitting, left_out = {}, {}
     for name in dict.fromkeys(methods or usual):
         try:
@@ -161,14 +158,22 @@ def prepare(
     return ChoosePlan(config, fitting, left_out, minutes, out)
 
 
+def _usual(model: Model) -> tuple[str, ...]:
+    """The candidates for a backbone. Prompts and heads alone are of no use in one that is not pre-trained."""
+    if isinstance(model, CLIP):
+        return _FOR_CLIP
+    return _FOR_VIT if isinstance(model, ViT) and model.preprocess else _FROM_SCRATCH
+
+
 def execute(plan: ChoosePlan, console: Console | None = None) -> Chosen:
     begun = time.monotonic()
     workers.check(plan.config)
     plan.folder.mkdir(parents=True, exist_ok=True)
-    race = _Race(plan, begun)
-    with Board(console, race.table) as board:
-        race.board = board
-        race.run()
+    with Pool(plan.config.engine.device, plan.folder / LOG) as pool:
+        race = _Race(plan, pool, begun)
+        with Board(console, race.table) as board:
+            race.board = board
+            race.run()
     ranking = race.ranking()
     first = next(arm for arm in race.arms if arm.name == ranking[0].method and arm.rates == ranking[0].rates)
     given = plan.config.complete()
@@ -201,9 +206,8 @@ def choose(
 class _Race:
     """Successive halving against the clock."""
 
-    def __init__(self, plan: ChoosePlan, begun: float) -> None:
-        self._plan, self._until = plan, begun + 60 * plan.minutes
-        self._pool = Pool(plan.config.engine.device, plan.folder / LOG)
+    def __init__(self, plan: ChoosePlan, pool: Pool, begun: float) -> None:
+        self._plan, self._pool, self._until = plan, pool, begun + 60 * plan.minutes
         self.board: Board = Board(None, self.table)
         self.left_out = dict(plan.left_out)
         self.arms = [self._arm(name, 1.0) for name in plan.candidates]
