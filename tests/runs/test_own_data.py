@@ -104,10 +104,9 @@ def test_a_comparison_of_a_federation_and_of_classes(federation, monkeypatch):
         run.numbers for runs in results.values() for run in runs
     ]
     # Another split of the same data is another comparison.
+    other = federate(federation.dataset, Halves(clients=2), 0)
     with pytest.raises(UserError, match="holds another partition"):
-        promptfed.compare(
-            methods=["local"], federation=federate(federation.dataset, Halves(clients=2), 0), out="both", **settings
-        )
+        promptfed.compare(methods=["local", Mine], federation=other, out="both", **settings)
 
 
 def test_a_dataset_in_place_of_its_name(federation):
