@@ -24,16 +24,23 @@ from promptfed.methods import ALIASES, METHODS
 
 RECORD = Path(__file__).parent / "golden.json"
 SMALL = {**fitting.SMALL, "pfedpg": {"tokens": 2}, "fedmtl": {"iterations": 16}, "fedprox+maple": {"depth": 2}}
-# FedPR projects prompts: on all weights there is nothing to project.
+# FedPR projects prompts: on all weights there is nothing to project. References are compared with what they stand for.
 NAMES = (
-    *(name for name in METHODS if name != "fedpr"),
+    *(name for name in METHODS if name not in ("fedpr", "class-mean", "centralised")),
     *ALIASES,
     "fedpr+vpt",
     "fedprox+maple",
     "moon+pt",
     "fedprox+ft",
 )
-CASES = {name: (name, SMALL.get(name, {})) for name in NAMES}
+# Heads on features as they are, and the learning rates of the recorded runs.
+SLOW = {"lr": 0.005, "momentum": 0.0}
+AS_RECORDED = {
+    **{name: {**SLOW, "standardise": False} for name in ("head-tune", "fedvpt", "fedvpt-d", "fedpr+vpt")},
+    **dict.fromkeys(("promptfl", "fedprox+maple"), SLOW),
+    "sgpt": {"lr": 0.01, "momentum": 0.9, "standardise": False},
+}
+CASES = {name: (name, {**SMALL.get(name, {}), **AS_RECORDED.get(name, {})}) for name in NAMES}
 CASES |= {f"dp2fl {mode}": ("dp2fl", {**SMALL["dp2fl"], "privacy": mode}) for mode in ("embeddings", "sealed")}
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .phases import Batch, Context, Optimizer, Phase, Update
     from .runs.api import Result, run
     from .runs.comparison import compare
+    from .search.tune import tune
     from .serving import Predictions, Predictor, export, load
     from .serving.joining import join
     from .tuning import Full, PrivatePrompt, Tuning
@@ -25,6 +26,7 @@ else:
         {
             **dict.fromkeys(("Result", "run"), ".runs.api"),
             "compare": ".runs.comparison",
+            "tune": ".search.tune",
             **dict.fromkeys(("Dataset", "DatasetConfig", "Federation", "Partition", "federate"), ".data"),
             "load_dataset": ".data:load",
             "UserError": ".errors",
@@ -71,6 +73,7 @@ __all__ = [
     "load",
     "load_dataset",
     "run",
+    "tune",
 ]
 
 

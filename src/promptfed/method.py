@@ -15,10 +15,11 @@ from .errors import UserError
 from .models import Model
 from .params import Params
 from .phases import Batch, Context, Holdings, Optimizer, Phase, Update
-from .tuning import Full, Tuning, Wrapper
+from .tuning import GIVEN, Full, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
 ONCE = "once"  # names below it are sent only once
+SUMS = "sums"  # names below it stay with the server: what clients have sent of Tuning.sums(), added up
 
 
 class Method(BaseModel):
@@ -59,6 +60,8 @@ class Method(BaseModel):
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
+    reference: ClassVar[bool] = False  # whether tables show it apart, to measure others by
+    centralised: ClassVar[bool] = False  # whether all clients' training data are pooled
     tuned: ClassVar[type[Tuning]] = Full  # what is tuned unless a plug-in says otherwise; if not Full, none may
     wrapper: ClassVar[type[Wrapper] | None] = None  # what it wraps around any tuning
 
@@ -83,7 +86,7 @@ class Method(BaseModel):
     def down(self, state: State, client: int) -> Params:
         """Server: what this client receives. Names below `once` are large and never change: they are sent only once,
         and are in ctx.once without the prefix."""
-        return state
+        return {name: p for name, p in state.items() if not name.startswith(f"{SUMS}.")}
 
     def start(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
         """Client: the parameters that local training and evaluation start with."""
@@ -120,18 +123,31 @@ class Method(BaseModel):
             raise UserError(
                 f'method.name: {type(self).__name__} needs a "{role}", and backbone "{model.name}" has none'
             )
+        started = set(self.tuning.started())
+        if started and not started <= set(self.begin(model, init, 0)):
+            raise UserError(
+                f'method.head_init = "class-mean": {type(self).__name__} has no one head that all clients start from '
+                "(allowed: random, zero)"
+            )
 
     def secrets(self) -> Params:
         """Client, before its first contact: what it makes for itself and never sends."""
         return {}
 
     def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
-        """Client, at its first contact: what it tells the server about itself."""
-        return {}
+        """Client, at its first contact: what it tells the server about itself. By default the sums of its tuning."""
+        told: Params = {}
+        if self.tuning.collects:
+            ctx = Context({}, {}, None, own.label_counts.sum(), own.label_counts)
+            for batch in own.train():
+                told = _added(told, P.nested(SUMS, self.tuning.sums(model, init, batch, ctx)))
+        return told
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        """Server, at the first contact with a client: at the start (round 0), or before the given round."""
-        return state
+        """Server, at the first contact with a client: at the start (round 0), or before the given round. By default
+        what the tuning computes from the sums of all clients that are there at the start."""
+        sums = P.under(hello, SUMS)
+        return self.add_sums(state, sums) if sums and round == 0 else state
 
     def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
         """Client: its values that are constant during a phase, in ctx.reference."""
@@ -183,8 +199,9 @@ class Method(BaseModel):
     # ---- for use in hooks
 
     def roles(self) -> tuple[str, ...]:
-        """The roles of the tuning that this method trains: all but "private", which the tuning trains itself."""
-        return tuple(role for role in self.tuning.role_names() if role != "private")
+        """The roles of the tuning that this method trains: all but "private", which the tuning trains itself, and
+        "given", which is not trained."""
+        return tuple(role for role in self.tuning.role_names() if role not in ("private", GIVEN))
 
     def stays(self, name: str) -> bool:
         """Whether the parameter of this name never leaves its client."""
@@ -192,10 +209,16 @@ class Method(BaseModel):
         return role == "private" or role in self.private
 
     def shared(self, params: Params) -> Params:
-        return {name: p for name, p in params.items() if not self.stays(name)}
+        return {n: p for n, p in params.items() if not self.stays(n) and self.tuning.role(n) != GIVEN}
 
     def kept(self, params: Params) -> Params:
-        return {name: p for name, p in params.items() if self.stays(name)}
+        return {n: p for n, p in params.items() if self.stays(n) and self.tuning.role(n) != GIVEN}
+
+    def add_sums(self, state: State, sums: Params) -> State:
+        """The state with a client's sums added, and what the tuning computes from them all."""
+        total = _added(P.under(state, SUMS), sums)
+        made = {name: p.float() for name, p in self.tuning.constants(total).items()}
+        return {**state, **P.nested(SUMS, total), **made}
 
     def remembered(self, params: Params) -> Params:
         return {name: p for name, p in params.items() if self.tuning.role(name) in self.memory}
@@ -243,7 +266,8 @@ class Method(BaseModel):
     @property
     def enrolls(self) -> bool:
         """Whether clients have anything to make or to send before their first round."""
-        return type(self).enroll is not Method.enroll or type(self).secrets is not Method.secrets
+        own = type(self).enroll is not Method.enroll or type(self).secrets is not Method.secrets
+        return own or self.tuning.collects
 
 
 class FedAvg(Method):
@@ -255,3 +279,7 @@ class FedAvg(Method):
 def split_once(down: Params) -> tuple[Params, Params]:
     """What a client receives -> what is sent every time, and what is sent only once, without the prefix."""
     return {name: p for name, p in down.items() if not name.startswith(f"{ONCE}.")}, P.under(down, ONCE)
+
+
+def _added(a: Params, b: Params) -> Params:
+    return {name: a[name] + b[name] if name in a and name in b else {**a, **b}[name] for name in {**a, **b}}

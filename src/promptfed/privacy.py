@@ -90,13 +90,21 @@ def randomness(seed: int | None, round: int, client: int) -> Callable[[int], byt
 
 def check(method: Method, name: str) -> None:
     """Raises UserError for methods whose clients send more than the update, or nothing at all."""
+    if method.centralised:
+        raise UserError(f'privacy.clip: "{name}" pools the training data of all clients; leave it at 0')
     for hook, when in _TELLS.items():
         if getattr(type(method), hook) is not getattr(Method, hook):
             raise UserError(
                 f'privacy.clip: "{name}" says more of its data {when} than the update that is clipped and noised; '
                 "leave it at 0 or take another method"
             )
-    if all(role == "private" or role in method.private for role in method.tuning.role_names()):
+    if method.tuning.collects:
+        without = "leave it at 0 or take another method" if method.reference else "set method.standardise = false"
+        raise UserError(
+            f'privacy.clip: "{name}" sends sums of its features before training, which are not clipped and noised; '
+            f"{without}" + ' and method.head_init = "random"' * bool(method.tuning.started())
+        )
+    if all(role in method.private for role in method.roles()):
         raise UserError(f'privacy.clip: "{name}" sends no update that could be clipped; leave it at 0')
 
 

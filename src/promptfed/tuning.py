@@ -13,12 +13,15 @@ from .models import CLIP, Model, ViT
 from .params import Params
 from .phases import Batch, Context, Optimizer, Phase
 
+GIVEN = "given"  # the role of values that the server computes: clients receive them, and neither train nor send them
+
 
 class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
     Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
-    "head" are the usual ones, and a parameter whose role is "private" never leaves its client under any method.
+    "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, and one
+    whose role is "given" is computed by the server from sums that clients send before the first round.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -69,6 +72,27 @@ class Tuning(BaseModel):
         """The method's phases, combined with this tuning's own."""
         return phases
 
+    @property
+    def collects(self) -> bool:
+        """Whether clients send sums() before the first round."""
+        return False
+
+    def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        """Client: sums over a batch of its training samples, with the initial parameters."""
+        return {}
+
+    def summed(self, features: Tensor, y: Tensor, classes: int) -> Params:
+        """The same, given the features."""
+        return {}
+
+    def started(self) -> tuple[str, ...]:
+        """Trained parameters among constants(): the server must have one initial value of each."""
+        return ()
+
+    def constants(self, sums: Params) -> Params:
+        """Server: initial values of parameters, from the sums over all clients' training samples."""
+        return {}
+
 
 class Full(Tuning):
     """Every weight of the backbone."""
@@ -92,20 +116,6 @@ class OnFeatures(Tuning):
         if batch.frozen:
             return batch.frozen["features"]
         return model.features(model.weights, batch.x, batch.tokens)  # inside a private prompt, which changes the input
-
-
-class HeadOnly(OnFeatures):
-    """A linear head on frozen features."""
-
-    roles = {"head.": "head"}
-    about = "the head"
-
-    def check(self, model: Model) -> None:
-        if "head.weight" not in model.weights:
-            raise UserError(f'backbone.name = "{model.name}" has no head to tune')
-
-    def init(self, model: Model, seed: int) -> Params:
-        return own_head(model)
 
 
 class Wrapper(Tuning):
@@ -132,6 +142,19 @@ class Wrapper(Tuning):
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         return self.inner.schedule(phases)
+
+    @property
+    def collects(self) -> bool:
+        return self.inner.collects
+
+    def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        return self.inner.summed(self.features(model, params, batch, ctx), batch.y, model.classes)
+
+    def constants(self, sums: Params) -> Params:
+        return self.inner.constants(sums)
+
+    def started(self) -> tuple[str, ...]:
+        return self.inner.started()
 
 
 class PrivatePrompt(Wrapper):
@@ -178,8 +201,3 @@ def as_clip(model: Model) -> CLIP:
     if not isinstance(model, CLIP):
         raise UserError(f'backbone.name = "{model.name}" has no text tower: text prompts need a CLIP')
     return model
-
-
-def own_head(model: Model) -> Params:
-    """A copy of the model's head."""
-    return {name: model.weights[name].clone() for name in ("head.weight", "head.bias")}

@@ -12,7 +12,8 @@ from promptfed.analysis import Options
 from promptfed.analysis.opened import Bare, Opened, unprompted
 from promptfed.methods import create
 from promptfed.scoring import evaluate
-from promptfed.tuning import Full, HeadOnly
+from promptfed.tuning import Full
+from promptfed.tunings.heads import HeadOnly
 from promptfed.tunings.pixels import PixelPrompt
 
 

@@ -12,7 +12,7 @@ from promptfed.data import cache
 from promptfed.data.images import Resize
 from promptfed.models.pretrained.preprocess import Preprocess
 from promptfed.testing import Case, equal, tiny_federation
-from promptfed.tuning import HeadOnly
+from promptfed.tunings.heads import HeadOnly
 from promptfed.tunings.tokens import Tokens
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ IMAGE, CLASSES, WIDTH, DEPTH = (3, 8, 12), 3, 16, 5
 MODEL = vit(IMAGE, CLASSES, 0, width=WIDTH, depth=DEPTH, heads=2)
 W = MODEL.weights
 G, LENGTH = 4, 2
-SMALL = {"groups": G, "prompt_length": LENGTH, "shared_layers": (0, 1), "group_layers": (2, 4)}
+SMALL = {"groups": G, "prompt_length": LENGTH, "shared_layers": (0, 1), "group_layers": (2, 4), "standardise": False}
 SHARED, GROUP = ("shared.0", "shared.1"), ("group.2", "group.4")
 HEAD = ("head.weight", "head.bias")
 MIDDLE = torch.tensor([0.5, 0.5])

@@ -22,7 +22,7 @@ COMPOSITIONS = sorted(
         *(
             f"{name}+{plugins}"
             for name in (*PLAIN, "fedmix", "fedem", "pfedpg")
-            for plugins in ("pt", "st", "ft", "pt+ft")
+            for plugins in (("pt", "st", "ft", "pt+ft") if name != "centralised" else ("head", "vpt"))
         ),
         *(f"{name}+ft" for name in ("tpfl", *ALIASES)),
     }

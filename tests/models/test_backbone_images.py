@@ -53,10 +53,10 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def expected(photos: Path) -> np.ndarray:
+def expected(photos: Path, processor: DeiTImageProcessorPil = PROCESSOR) -> np.ndarray:
     """(N, 3, 16, 16), by `transformers`."""
     opened = [Image.open(file) for file in sorted(photos.rglob("*.png"))]
-    made = PROCESSOR(opened, return_tensors="np", do_rescale=False, do_normalize=False)
+    made = processor(opened, return_tensors="np", do_rescale=False, do_normalize=False)
     return made["pixel_values"].astype(np.uint8)
 
 
@@ -81,9 +81,17 @@ def test_images_of_unequal_size_get_the_size_and_the_pixels_of_the_backbone(back
     assert np.array_equal(build.split(named).dataset.images, expected(photos))
 
 
-def test_another_size_is_refused(backbone: str, photos: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset\.size: backbone .* takes images of 16x16 .* got images of 32x32"):
-        build.assemble(C.make(settings(backbone, photos), {"dataset": {"size": 32}}))
+def test_another_size_is_preprocessed_in_the_same_way(backbone: str, photos: Path) -> None:
+    parts = build.assemble(C.make(settings(backbone, photos), {"dataset": {"size": 32}}))
+    twice = DeiTImageProcessorPil(size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32})
+    assert np.array_equal(parts.federation.dataset.images, expected(photos, twice))
+    assert parts.model.image == (3, 32, 32)
+    assert parts.model.resize == Resize((32, 32), "squash", 40, "bicubic")
+
+
+def test_a_size_that_patches_do_not_divide_is_refused(backbone: str, photos: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\.size: backbone .* sides that are multiples of 8, got 30x30"):
+        build.assemble(C.make(settings(backbone, photos), {"dataset": {"size": 30}}))
 
 
 def test_without_a_pre_trained_backbone_images_are_fitted(photos: Path) -> None:
@@ -112,19 +120,27 @@ def test_the_embedded_pictures_stay_as_they_are() -> None:
     assert np.array_equal(load(few, models.resize("clip-mini")).images, load(few).images)
 
 
-def test_predictions_and_joining_sites_see_the_same_pixels(backbone: str, photos: Path, tmp_path: Path) -> None:
-    run = promptfed.run(**settings(backbone, photos), out=tmp_path / "run").folder
+@pytest.mark.parametrize("side", [16, 24])
+def test_predictions_and_joining_sites_see_the_same_pixels(
+    backbone: str, photos: Path, tmp_path: Path, side: int
+) -> None:
+    sized = {"dataset": {"name": str(photos), "size": side}}
+    run = promptfed.run(**settings(backbone, photos) | sized, out=tmp_path / "run").folder
     files = sorted(photos.rglob("*.png"))
+    scaled = side * 20 // 16
+    processor = DeiTImageProcessorPil(
+        size={"height": scaled, "width": scaled}, crop_size={"height": side, "width": side}
+    )
     for model in (promptfed.load(run), promptfed.load(promptfed.export(run, tmp_path / "one.safetensors"))):
-        wanted = model.predict(expected(photos)).probabilities
+        wanted = model.predict(expected(photos, processor)).probabilities
         assert np.array_equal(model.predict(files).probabilities, wanted)
     card = json.loads((tmp_path / "one.json").read_text())["preprocessing"]
     assert card["mode"] == "squash"
-    assert (card["scaled"], card["interpolation"]) == (20, "bicubic")
+    assert (card["scaled"], card["interpolation"]) == (scaled, "bicubic")
     with reading(run) as held:
         joined, skipped = joining._dataset(held, photos, tmp_path / "joined")
     assert not skipped
-    assert np.array_equal(joined.images, expected(photos))
+    assert np.array_equal(joined.images, expected(photos, processor))
 
 
 def test_a_site_of_a_consortium_sees_the_same_pixels(backbone: str, tmp_path: Path) -> None:

@@ -5,14 +5,44 @@ from pathlib import Path
 
 import pytest
 import torch
-from published import LENGTH, open_clip_text, open_clip_vit, random, timm_vit, write, write_tokenizer
+from published import (
+    LENGTH,
+    VIT,
+    open_clip_resnet,
+    open_clip_text,
+    open_clip_vit,
+    random,
+    timm_vit,
+    write,
+    write_tokenizer,
+)
 from safetensors.torch import load_file
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    DeiTConfig,
+    DeiTModel,
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    PreTrainedModel,
+    SiglipConfig,
+    SiglipModel,
+    VisionTextDualEncoderModel,
+    ViTConfig,
+    ViTModel,
+)
 
 from promptfed.errors import UserError
 from promptfed.models import build
 from promptfed.models.pretrained.load import load
 
 CLASSES = ("dog", "school bus", "sunflowers")
+DINO = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28}
+TEXT = {**VIT, "vocab_size": 50, "bos_token_id": 48, "eos_token_id": 49, "max_position_embeddings": LENGTH}
 
 
 def test_a_missing_weight_is_named(clip_folder: Path, tmp_path: Path) -> None:
@@ -69,8 +99,8 @@ def test_a_clip_without_a_tokenizer(clip_folder: Path, tmp_path: Path) -> None:
 
 def test_weights_that_this_kind_of_model_has_no_place_for(tmp_path: Path) -> None:
     w = random(timm_vit(width=64, depth=1, hidden=64, side=8, patch=4, classes=2))
-    write(tmp_path, w | {"blocks.0.ls1.gamma": torch.ones(64)})
-    with pytest.raises(UserError, match=r'no place for "blocks\.0\.ls1\.gamma"'):
+    write(tmp_path, w | {"blocks.0.attn.q_norm.weight": torch.ones(64)})
+    with pytest.raises(UserError, match=r'no place for "blocks\.0\.attn\.q_norm\.weight"'):
         load(str(tmp_path), 3, 0)
 
 
@@ -128,9 +158,54 @@ def test_a_path_that_does_not_exist(name: str) -> None:
         build(name, (3, 16, 16), 3, 0)
 
 
-def test_images_of_another_size_name_the_setting(clip_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset\.size: .* takes images of 16x16 .* set dataset\.size=16"):
-        build(str(clip_folder), (3, 32, 32), 3, 0, CLASSES)
+def test_images_of_another_size_name_the_setting(clip_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\.size: .* needs image sides that are multiples of 8, got 20x20"):
+        build(str(clip_folder), (3, 20, 20), 3, 0, CLASSES)
+    with pytest.raises(UserError, match=r"got images of 24x24 pixels in 1 channel; set dataset\.size=24 and .*nels=3"):
+        build(str(clip_folder), (1, 24, 24), 3, 0, CLASSES)
+    vocabulary = write_tokenizer(tmp_path)
+    w = random({**open_clip_resnet(16, (1, 1, 1, 1), 32, 20), **open_clip_text(64, 1, vocabulary, LENGTH, 20)})
+    write(tmp_path, w, "open_clip_model.safetensors")
+    with pytest.raises(UserError, match=r"dataset\.size: .* takes images of 32x32 .* set dataset\.size=32"):
+        build(str(tmp_path), (3, 64, 64), 3, 0, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (DeiTModel(DeiTConfig(**VIT)), "it has a distillation token; use .* facebook/deit-tiny-patch16-224"),
+        (Dinov2Model(Dinov2Config(**DINO, use_swiglu_ffn=True)), r"its layers have gated MLPs \(SwiGLU\)"),
+        (
+            Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**DINO)),
+            "it has register tokens; .* facebook/dinov2-small",
+        ),
+        (SiglipModel(SiglipConfig(vision_config=VIT, text_config=TEXT)), "SigLIP has no class token but pools"),
+        (
+            VisionTextDualEncoderModel(None, ViTModel(ViTConfig(**VIT)), BertModel(BertConfig(**TEXT))),
+            "its text tower is not CLIP's",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, PreTrainedModel) else "",
+)
+def test_models_that_are_not_read_are_told_why(model: PreTrainedModel, why: str, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f'backbone.name = ".*" is not supported: {why}'):
+        load(str(tmp_path), 3, 0)
+
+
+@pytest.mark.parametrize("token", ["dist_token", "reg_token"])
+def test_timms_models_with_further_tokens_are_told_why(token: str, tmp_path: Path) -> None:
+    w = random(timm_vit(width=64, depth=1, hidden=64, side=8, patch=4, classes=2))
+    write(tmp_path, w | {token: torch.zeros(1, 1, 64)})
+    with pytest.raises(UserError, match="is not supported: it has"):
+        load(str(tmp_path), 3, 0)
+
+
+def test_a_pooler_with_another_activation(tmp_path: Path) -> None:
+    towers = ViTModel(ViTConfig(**VIT, pooler_act="relu")), CLIPTextModel(CLIPTextConfig(**TEXT))
+    VisionTextDualEncoderModel(None, *towers).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r'pooler_act = "relu" is not supported \(allowed: tanh, linear\)'):
+        load(str(tmp_path), 3, 0)
 
 
 # ---- the hub

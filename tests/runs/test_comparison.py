@@ -83,7 +83,7 @@ def test_a_column_has_settings_of_some_method() -> None:
         (("fedvpt", "promptfl"), {"backbone": "vit-mini"}, 'row "promptfl": .*has no text tower'),
         (
             ("fedvpt", "fedper"),
-            {"backbone": "openai/clip-vit-base-patch16", "dataset": {"name": "digits", "size": 32}},
+            {"backbone": "openai/clip-vit-base-patch16", "dataset": {"name": "digits", "size": 40}},
             'row "fedvpt": dataset.size',
         ),
         (

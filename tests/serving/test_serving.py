@@ -94,9 +94,10 @@ def test_what_is_in_an_exported_file(runs, tmp_path):
         return set(load_file(file))
 
     assert {n.split("/")[0] for n in names("fedavg")} == {"params"}
-    assert {n for n in names("head-tune") if n.startswith("params/")} == {"params/head.weight", "params/head.bias"}
+    head = {f"params/{n}" for n in ("head.weight", "head.bias", "scale.mean", "scale.std")}
+    assert {n for n in names("head-tune") if n.startswith("params/")} == head
     assert any(n.startswith("frozen/body.") for n in names("head-tune"))
-    assert names("fedvpt") == {"params/tokens.0", "params/head.weight", "params/head.bias"}
+    assert names("fedvpt") == {"params/tokens.0", *head}
     assert names("promptfl") == {"params/context"}
     assert names("zero-shot") == set()
     card = json.loads((tmp_path / "head-tune.json").read_text())

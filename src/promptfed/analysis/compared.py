@@ -13,7 +13,8 @@ from ..methods import parse
 from ..report import marks, style
 from ..report.gather import SeedRun, gather
 from ..runs.tables import in_percent, spread
-from ..tuning import Full, HeadOnly, PrivatePrompt
+from ..tuning import Full, PrivatePrompt
+from ..tunings.heads import HeadOnly
 from . import Found, Options
 
 # The setting that holds a prompt's size, and its unit; of pixels there are several kinds.

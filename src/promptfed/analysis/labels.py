@@ -140,7 +140,7 @@ def leakage(opened: Opened, options: Options) -> Found:
     upload, complete = [], []
     for client in clients:
         work, params = opened.after_local(client)
-        known = {**init, **method.shared(params)}  # what is never sent keeps its initial value
+        known = {**params, **method.kept(init)}  # what is never sent keeps its initial value
         upload.append(inferred(opened.probabilities(work, known, samples, unprompted(method.tuning)), labels))
         complete.append(inferred(opened.probabilities(work, params, samples), labels))
     shares = _label_shares(opened, clients)

@@ -23,6 +23,7 @@ from ..report.numbers import thin
 from ..runs.opened import Run
 from ..training import Samples, Trained, Work, chunks, context, train
 from ..tuning import PrivatePrompt, Tuning, Wrapper
+from ..tunings.heads import scaled
 from . import Options
 
 MOST = 10  # clients that are looked at unless some are named
@@ -34,7 +35,7 @@ class Bare(Tuning):
     of: Tuning
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        return model.features({**model.weights, **params}, batch.x)
+        return scaled(params, model.features({**model.weights, **params}, batch.x))
 
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         return self.of.head(model, params, features)

@@ -20,6 +20,7 @@ from .common import console
 from .listing import list_
 from .results import analyse, export, join, predict, report
 from .runs import compare, partition, run, watch
+from .search import tune
 
 
 class Commands(TyperGroup):
@@ -32,7 +33,11 @@ class Commands(TyperGroup):
             # click's own errors, by their attributes: typer has a copy of click
             option: str | None = getattr(error, "option_name", None)
             similar: list[str] | None = getattr(error, "possibilities", None)
-            if option is None or similar is None or ctx.invoked_subcommand not in ("run", "compare", "partition"):
+            if (
+                option is None
+                or similar is None
+                or ctx.invoked_subcommand not in ("run", "compare", "tune", "partition")
+            ):
                 raise
             name = option.lstrip("-")
             like = nearest(name, (other.lstrip("-") for other in similar))
@@ -68,7 +73,7 @@ def start(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, compare, watch, partition, list_),
+    *(run, compare, tune, watch, partition, list_),
     *(report, analyse, predict, export, join),
 )
 for command in COMMANDS:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from ..errors import UserError
 from . import lazy
 from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
     from ..runs import api, build, comparison, dryrun, progress, tables
+    from ..search import tune as searching
 else:
+    searching = lazy.Module("search.tune")
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
     privacy, progress, tables = map(lazy.Module, ("privacy", "runs.progress", "runs.tables"))
 
@@ -63,30 +66,34 @@ def compare(
     only: Annotated[str, typer.Option("--only", help="only rows whose label contains this")] = "",
     out: Out = None,
     mini: Mini = False,
+    tune: Annotated[
+        int | None, typer.Option("--tune", help="first tune every row on validation data, by this many trials each")
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run several methods and seeds on the same partition; the same command again continues with what is not done."""
     preset, given = split(words)
-    plan = comparison.prepare(
-        preset,
-        given,
-        methods=names(methods),
-        seeds=numbers("--seeds", seeds),
-        out=out or _folder(preset, mini),
-        mini=mini,
-        only=only,
-    )
+    rows, each, folder = names(methods), numbers("--seeds", seeds), out or folder_for(preset, mini)
+    again = " ".join(["promptfed compare", *sys.argv[2:]])
+    if tune is not None:
+        if only or dry_run:
+            raise UserError(f"--tune cannot be combined with {'--only' if only else '--dry-run'}")
+        source = searching.Source(preset, given, rows, each, mini)
+        wanted = searching.prepare(source, trials=tune, out=folder / comparison.TUNING)
+        with interruptible(again):
+            preset, given, rows, each = str(searching.execute(wanted, console).file), {}, [], []
+    plan = comparison.prepare(preset, given, methods=rows, seeds=each, out=folder, mini=mini, only=only)
     jobs = plan.chosen
     if dry_run:
-        each = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
-        console.print(dryrun.table(each))
+        first = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]
+        console.print(dryrun.table(first))
         return
 
     def live(number: int, job: comparison.Job) -> progress.Live:
         label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
         return progress.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
 
-    with interruptible(" ".join(["promptfed compare", *sys.argv[2:]])):
+    with interruptible(again):
         outcome = comparison.execute(plan, live)
     if outcome.table:
         from ..report import draw_comparison  # slow to import, and not every command draws
@@ -97,7 +104,7 @@ def compare(
     comparison.complain(outcome)
 
 
-def _folder(preset: str | None, mini: bool) -> Path:
+def folder_for(preset: str | None, mini: bool) -> Path:
     """runs/pfedpg-table4 of experiments/pfedpg/table4.toml"""
     name = "-".join(filter(None, (Path(preset).parent.name, Path(preset).stem))) if preset else "comparison"
     return Path("runs") / (f"{name}-mini" if mini else name)

@@ -225,7 +225,8 @@ class Host:
 def moved(method: Method, before: Params, after: Params) -> dict[str, float]:
     """The Euclidean distance between parameters of each role."""
     squares: dict[str, float] = {}
-    for name, p in after.items():
+    trained = {**method.shared(after), **method.kept(after)}
+    for name, p in trained.items():
         role = method.tuning.role(name)
         squares[role] = squares.get(role, 0.0) + float((p - before[name]).double().square().sum())
     return {role: math.sqrt(value) for role, value in squares.items()}

@@ -204,9 +204,9 @@ def _reopened(config: DatasetConfig) -> Dataset:
 
 
 def _resize(config: DatasetConfig, entry: Entry, published: Resize | None) -> Resize | None:
-    """As the backbone was published, unless another size is given; None: images keep the size that they have."""
-    if published and config.size in (None, published.size[0]):
-        return published
+    """As the backbone was published, at the size that is given; None: images keep the size that they have."""
+    if published:
+        return published.at(config.size) if config.size else published
     side = config.size or entry.size
     return Resize((side, side)) if side else None
 

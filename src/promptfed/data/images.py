@@ -1,6 +1,6 @@
 """From any PIL image to uint8 pixels of one shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,10 @@ class Resize:
     scaled: int = 0
     interpolation: Interpolation = "bilinear"
     crop: Literal["floor", "round"] = "floor"  # an odd margin's half: rounded down, or to the nearest even pixel
+
+    def at(self, side: int) -> "Resize":
+        """The same for square images of another size: the scaled side changes with it."""
+        return replace(self, size=(side, side), scaled=round(self.scaled * side / self.size[0]))
 
     def __call__(self, image: Image.Image) -> Image.Image:
         height, width = self.size

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -134,18 +134,24 @@ def _about(host: Host) -> dict[str, str]:
 # ---- a node's host
 
 
-@cache
-def _described(file: str) -> Host:
-    """The host of a simulation's JSON description, made once in a process: a model is not loaded per message."""
-    given = json.loads(Path(file).read_text())
-    # Appended, since Ray's own entries must stay.
-    sys.path.extend(entry for entry in given["path"] if entry not in sys.path)
-    return host_from(given)
+_hosts: dict[str, Host] = {}  # of this process: at most one, by its description
+
+
+def _described(description: str) -> Host:
+    """The host of a simulation's JSON description, kept while it is asked for: a model is not loaded per message."""
+    if description not in _hosts:
+        while _hosts:
+            _hosts.popitem()[1].close()
+        given = json.loads(description)
+        # Appended, since Ray's own entries must stay.
+        sys.path.extend(entry for entry in given["path"] if entry not in sys.path)
+        _hosts[description] = host_from(given)
+    return _hosts[description]
 
 
 def simulated(file: str, context: Context) -> tuple[Host, int]:
     """In a simulation one host, described in a file of the run, serves all clients; Flower numbers the nodes."""
-    return _described(file), int(context.node_config["partition-id"])
+    return _described(Path(file).read_text()), int(context.node_config["partition-id"])
 
 
 class Resident:

@@ -269,7 +269,7 @@ class SiteHost(Host):
 
     def _begins(self, client: int, round: int) -> bool:
         """Whether it has private parameters and remembers none: it trains for the first time, or its folder is gone."""
-        return len(self.method.shared(self.init)) < len(self.init) and not self.store.get(client, round)
+        return bool(self.method.kept(self.init)) and not self.store.get(client, round)
 
     def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
         sent = super().released(work, up, stats, round)

@@ -9,12 +9,15 @@ from pydantic.fields import FieldInfo
 
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
-from ..tuning import Full, HeadOnly, PrivatePrompt, Tuning, Wrapper
+from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
+from ..tunings.heads import HeadOnly
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
 from ..tunings.tokens import TokenPrompt, Tokens
 from .atpfl import Atpfl, Tpfl
+from .centralised import Centralised
+from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
 from .fedem import FedEm
@@ -53,14 +56,19 @@ METHODS: dict[str, type[Method]] = {
     "pfedpg": PFedPg,
     "dp2fl": Dp2fl,
     "zero-shot": ZeroShot,
+    "class-mean": ClassMean,
+    "centralised": Centralised,
 }
-# What is tuned instead of all weights: a tuning, and its settings.
+# What is tuned instead of all weights: a tuning, and its settings. Their learning rates were chosen by validation
+# accuracy; methods that have rates of their own keep these.
+_HEAD = {"lr": 0.01, "momentum": 0.9}
+_TEXT = {"lr": 0.01, "momentum": 0.9}
 TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
-    "head": (HeadOnly, {}),
-    "vpt": (Tokens, {}),
-    "vpt-d": (Tokens, {"layers": "all"}),
-    "promptfl": (TextContext, {}),
-    "maple": (Maple, {}),
+    "head": (HeadOnly, _HEAD),
+    "vpt": (Tokens, _HEAD),
+    "vpt-d": (Tokens, {"layers": "all", **_HEAD}),
+    "promptfl": (TextContext, _TEXT),
+    "maple": (Maple, _TEXT),
 }
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
 FINE_TUNED = {"ft": {"finetune_epochs": 5}}
@@ -105,7 +113,7 @@ def parse(name: str) -> Recipe:
         if plugin in TUNINGS:
             tuning, given = TUNINGS[plugin]
             tunings.append(tuning)
-            settings.update(given)
+            settings.update({key: value for key, value in given.items() if not _declares(kind, key)})
         elif plugin in PROMPTS:
             prompts.append(PROMPTS[plugin])
         elif plugin in FINE_TUNED:
@@ -120,6 +128,18 @@ def parse(name: str) -> Recipe:
         raise UserError(f'method.name = "{name}": {base} has a tuning of its own, and takes no other')
     wrappers = [*prompts, *([kind.wrapper] if kind.wrapper else [])]
     return Recipe(kind, tunings[0] if tunings else kind.tuned, wrappers, settings)
+
+
+def reference(name: str) -> type[Method] | None:
+    """The method of a name, if it is there to measure others by."""
+    head = name.split("+")[0]
+    kind = METHODS.get(ALIASES.get(head, head).split("+")[0])
+    return kind if kind and kind.reference else None
+
+
+def _declares(kind: type[Method], setting: str) -> bool:
+    """Whether a method has a default of its own for a setting of every method."""
+    return any(setting in vars(each).get("__annotations__", {}) for each in kind.__mro__[: kind.__mro__.index(Method)])
 
 
 def _import(name: str) -> type[Method]:

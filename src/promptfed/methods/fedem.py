@@ -57,6 +57,20 @@ class Mixture(Wrapper):
 
         return {n: redrawn(p) if m and self.inner.role(n) == "head" else p for n, p in params.items()}
 
+    def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        """Of each component: their prompts, and so their features, start differently."""
+        made: Params = {}
+        for m in range(self.components):
+            part = P.under(params, f"mix.{m}")
+            made |= P.nested(f"mix.{m}", self.inner.sums(model, part, batch, ctx))
+        return made
+
+    def constants(self, sums: Params) -> Params:
+        made: Params = {}
+        for m in range(self.components):
+            made |= P.nested(f"mix.{m}", self.inner.constants(P.under(sums, f"mix.{m}")))
+        return made
+
     def each(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """(M, B, classes): the components' predictions, log p_m(y | x)."""
         parts = [P.under(params, f"mix.{m}") for m in range(self.components)]

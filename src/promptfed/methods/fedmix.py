@@ -41,9 +41,9 @@ class FedMix(Method):
 
     def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
         """Sample i belongs to mean i modulo their number, so that each has at least mean_size samples if n allows."""
-        n = int(own.label_counts.sum())
+        told, n = super().enroll(model, init, own), int(own.label_counts.sum())
         if n < 2:
-            return {}
+            return told
         groups = max(1, n // (self.mean_size or n))
         sums: Params = {}
         done = 0
@@ -54,7 +54,7 @@ class FedMix(Method):
                 start = sums.get(name, values.new_zeros(groups, *values.shape[1:]))
                 sums[name] = start.index_add(0, at, values)
         sizes = torch.bincount(torch.arange(n) % groups, minlength=groups)
-        return {name: s / sizes.to(s).reshape(-1, *[1] * (s.ndim - 1)) for name, s in sums.items()}
+        return {**told, **{name: s / sizes.to(s).reshape(-1, *[1] * (s.ndim - 1)) for name, s in sums.items()}}
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         """(1 - lam) l(f(z), y) + lam l(f(z), y') + lam dl(f(z), y)/dz x', with z = (1 - lam) x and one mean (x', y')
@@ -81,5 +81,6 @@ class FedMix(Method):
         return {**super().begin(model, init, seed), **P.nested(ONCE, none)}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        known = P.under(state, ONCE)
-        return {**state, **P.nested(ONCE, {name: torch.cat([known[name], p]) for name, p in hello.items()})}
+        state, known = super().admit(state, client, hello, round), P.under(state, ONCE)
+        means = {name: torch.cat([p, hello[name]]) for name, p in known.items() if name in hello}
+        return {**state, **P.nested(ONCE, means)}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import Batch, Context, Method, Model, Params, Phase, State, Update
 from .. import params as P
+from ..tunings.heads import SCALE
 
 
 class FedMtl(Method):
@@ -36,12 +37,17 @@ class FedMtl(Method):
     def down(self, state: State, client: int) -> Params:
         """Its own model (before it has one: the mean, which minimises the relation) and the mean."""
         mean = P.under(state, "mean")
-        return {**mean, **P.under(state, f"task.{client}"), **P.nested("mean", mean)}
+        return {
+            **mean,
+            **P.under(state, f"task.{client}"),
+            **P.nested("mean", mean),
+            **P.nested(SCALE, P.under(state, SCALE)),
+        }
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         tasks = P.groups(P.under(state, "task")) | {str(u.client): u.up for u in updates}
         models = [tasks[client] for client in sorted(tasks, key=int)]
-        new = P.nested("mean", P.mean(models, [1.0] * len(models)))
+        new = {**state, **P.nested("mean", P.mean(models, [1.0] * len(models)))}
         for client, task in tasks.items():
             new |= P.nested(f"task.{client}", task)
         return new

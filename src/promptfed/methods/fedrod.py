@@ -62,7 +62,7 @@ class FedRod(Method):
 
     def common(self, state: State) -> Params:
         """The generic model, whose second head says nothing."""
-        return {**state, **silent(state)}
+        return {**self.down(state, client=0), **silent(state)}
 
 
 def silent(weights: Params) -> Params:

@@ -20,6 +20,8 @@ class PFedMe(Method):
 
     paper = "Dinh et al., NeurIPS 2020"
 
+    lr: float = Field(0.005, gt=0, description="local learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     lamda: float = Field(15.0, gt=0, description="how strongly a client's own model is drawn to the global one")
     inner_steps: int = Field(5, ge=1, description="steps towards the client's own model on each batch (K)")
     inner_lr: float = Field(0.09, gt=0, description="learning rate of the client's own model")

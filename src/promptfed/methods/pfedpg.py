@@ -15,18 +15,25 @@ from torch import Tensor
 from .. import Context, Method, Model, Params, State, Tuning, Update
 from .. import params as P
 from ..seeding import torch_rng
+from ..tunings.heads import SCALE
 from ..tunings.tokens import Tokens
+
+
+class Prompts(Tokens):
+    """Prompt tokens and a head on features as they are: the published learning rate is for these."""
+
+    standardise: bool = Field(False, description=Tokens.model_fields["standardise"].description)
 
 
 class PFedPg(Method):
     """Clients train the prompts they receive and a head of their own; only the change of the prompts is sent."""
 
     paper = "Yang et al., ICCV 2023"
-    tuned = Tokens
+    tuned = Prompts
     private = ("head",)
     own_down = True
 
-    tuning: Tuning = Field(default_factory=Tokens, description="what is trained")
+    tuning: Tuning = Field(default_factory=Prompts, description="what is trained")
     batch_size: int = Field(64, ge=1, description="samples per step")
     lr: float = Field(0.25, gt=0, description="local learning rate")
     weight_decay: float = Field(0.001, ge=0, description="weight decay")
@@ -69,6 +76,7 @@ class PFedPg(Method):
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         """A client that is there from the start has a random descriptor, a newcomer the mean of all."""
+        state = super().admit(state, client, hello, round)
         if "seed" not in state:
             return state
         width = next(iter(P.under(state, "base").values())).shape[1]
@@ -78,13 +86,14 @@ class PFedPg(Method):
     def down(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""
         base, weights = P.under(state, "base"), P.under(state, "generator")
+        scale = P.nested(SCALE, P.under(state, SCALE))
         if self.generator in ("base", "average"):
-            return base
+            return {**base, **scale}
         own = state.get(f"descriptor.{client}")
         if own is None:
             own = _mean_descriptor(state, torch.zeros_like(next(iter(base.values()))[0]))
         made = {"attention": _attention, "mlp": _mlp, "adain": _adain}[self.generator]
-        return {name: made(weights, p, own) for name, p in base.items()}
+        return {**{name: made(weights, p, own) for name, p in base.items()}, **scale}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """One step of all that generates (Eq. 5): the clients' changes stand for negative gradients."""

@@ -17,24 +17,26 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import Batch, Context, Method, Model, Params, Phase, State, Tuning, Update, UserError
+from .. import Batch, Context, Method, Model, Params, Phase, State, Update, UserError
 from .. import params as P
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import as_vit, own_head
+from ..tuning import as_vit
+from ..tunings.heads import SCALE, LinearHead, moments, scaled, scaling
 from ..tunings.tokens import uniform
 
 BLOCK_I, BLOCK_II = "shared", "group"  # phases of a round
+_ALONE = f"{SCALE}.alone"  # of features without group prompts, which Block I trains on
 
 
-class SharedGroup(Tuning):
+class SharedGroup(LinearHead):
     """Shared prompts in early layers and those of the sample's group in later ones (Eq. 2, 3), keys, and a head.
 
     Prompts stay in the sequence: [cls, group prompts, shared prompts, patches]. Without group layers there are neither
     groups nor keys, without shared layers no shared prompts.
     """
 
-    roles: ClassVar[dict[str, str]] = {"shared.": "body", "group.": "group", "keys": "keys", "head.": "head"}
+    roles: ClassVar[dict[str, str]] = {"shared.": "body", "group.": "group", "keys": "keys", **LinearHead.roles}
     about = "shared + group prompts, keys, head"
     backbones = "transformers"
     images = True  # only the query is frozen
@@ -88,7 +90,14 @@ class SharedGroup(Tuning):
             params |= {f"group.{i}": uniform(vit, g, self.groups, self.prompt_length) for i in self.group_layers}
             width = params[f"group.{self.group_layers[0]}"].shape[-1]
             params["keys"] = orthogonal(self.groups, width, torch_rng(seed, "keys"))
-        return {**params, **own_head(model)}
+        if self.standardise and self.two_scales:
+            params |= self.start_scale(model, _ALONE)
+        return {**params, **self.start_head(model)}
+
+    @property
+    def two_scales(self) -> bool:
+        """Whether the head sees features both without and with group prompts, whose statistics differ."""
+        return bool(self.shared_layers and self.group_layers)
 
     # ---- which group: Eq. 5
 
@@ -140,7 +149,18 @@ class SharedGroup(Tuning):
         else:
             h, start = vit.embed(weights, batch.x), 0
         h = vit.encode(weights, h, prompts, "stay", start=start, first_tokens=first_tokens)
-        return vit.norm(weights, h).mean(1)
+        alone = chosen is None and self.two_scales
+        return scaled(params, vit.norm(weights, h).mean(1), _ALONE if alone else SCALE)
+
+    def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
+        sums = super().sums(model, params, batch, ctx)
+        if self.standardise and self.two_scales:
+            sums |= P.nested("alone", moments(self.prompted(model, params, batch, chosen=None)))
+        return sums
+
+    def constants(self, sums: Params) -> Params:
+        alone = P.under(sums, "alone")
+        return {**super().constants(sums), **(P.nested(_ALONE, scaling(alone)) if alone else {})}
 
     def hidden(self, model: Model, params: Params, batch: Batch) -> Params:
         """The input of the first group layer (B, tokens, width), with shared prompts; nothing if that is layer 0,

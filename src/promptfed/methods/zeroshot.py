@@ -26,6 +26,7 @@ class Nothing(OnFeatures):
 
 class ZeroShot(Method):
     paper = "Radford et al., ICML 2021"
+    reference = True
     tuned = Nothing
 
     tuning: Tuning = Field(default_factory=Nothing, description="what is trained")

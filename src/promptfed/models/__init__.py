@@ -53,7 +53,8 @@ BACKBONES: dict[str, tuple[Callable[[Image, int, int, Sequence[str] | None], Mod
 def build(name: str, image: Image, classes: int, seed: int, names: Sequence[str] | None = None) -> Model:
     """A backbone by its name here, or pre-trained: by hub id ("owner/name"), folder or file.
 
-    A pre-trained CLIP needs the `names` of the classes; pre-trained models have an image size of their own.
+    A pre-trained CLIP needs the `names` of the classes. A pre-trained ViT takes images of any size that its patches
+    divide, by interpolated position embeddings; a ResNet has an image size of its own.
     """
     if name in BACKBONES:
         return BACKBONES[name][0](image, classes, seed, names)
@@ -81,23 +82,7 @@ def _published(name: str) -> str:
 def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, names: Sequence[str] | None) -> Model:
     from .pretrained.load import load  # imports the tokenizer and the hub
 
-    model = load(where, classes, seed, names)
-    model.name = name
-    check_image(model, image)
-    return model
+    return load(where, classes, seed, names, image, name)
 
 
-def check_image(model: Model, image: Image) -> None:
-    """Refuses images of another size than the model takes."""
-    if model.image != image:
-        raise UserError(
-            f'dataset.size: backbone "{model.name}" takes {_size(model.image)}, got {_size(image)}; '
-            f"set dataset.size={model.image[1]} and dataset.channels={model.image[0]}"
-        )
-
-
-def _size(image: Image) -> str:
-    return f"images of {image[1]}x{image[2]} pixels in {image[0]} channel{'s' * (image[0] > 1)}"
-
-
-__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "check_image", "image_vit", "resize"]
+__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit", "resize"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +16,13 @@ from ..seeding import torch_rng
 from .base import Model, normal
 from .resnet import ResNet
 from .text import Sentences, TextTower
-from .transformer import block_weights, norm_weights
+from .transformer import block_weights, linear, norm_weights
 from .vit import Mode, Prompts, ViT, check_patches, head_weights, vit_weights
 
 if TYPE_CHECKING:
     from .pretrained.tokenizer import Position, Tokenizer
+
+Pooler = Literal["tanh", "linear"]
 
 
 @dataclass
@@ -33,6 +35,7 @@ class CLIP(Model):
 
     image_tower: ViT | ResNet = field(kw_only=True)
     text_tower: TextTower = field(kw_only=True)
+    pooler: Pooler | None = field(default=None, kw_only=True)  # activation of a layer before the projection of images
     tokenizer: Tokenizer | None = field(default=None, kw_only=True, repr=False)
     names: tuple[str, ...] = field(default=(), kw_only=True)  # of the classes
     template: str = field(default="a photo of a {}.", kw_only=True)
@@ -53,6 +56,9 @@ class CLIP(Model):
 
     def join(self, weights: Params, features: Tensor) -> Tensor:
         """Features of the image tower in the joint space: (B, d). A ResNet's are there already."""
+        if self.pooler:
+            features = linear(weights, "body.image.pooler", features)
+            features = features.tanh() if self.pooler == "tanh" else features
         if "body.image.proj" in weights:
             features = F.linear(features, weights["body.image.proj"])
         return F.normalize(features, dim=-1)
@@ -112,7 +118,10 @@ def image_vit(model: CLIP, classes: int, seed: int, name: str) -> ViT:
     tower, at = model.image_tower, "body.image."
     if not isinstance(tower, ViT) or tower.width is None:
         raise UserError(f'backbone.name = "{model.name}": its image tower is not a transformer')
-    body = {n.replace(at, "body.", 1): p for n, p in model.weights.items() if n.startswith(at) and n != f"{at}proj"}
+    after = (f"{at}proj", f"{at}pooler.")
+    body = {
+        n.replace(at, "body.", 1): p for n, p in model.weights.items() if n.startswith(at) and not n.startswith(after)
+    }
     weights = body | head_weights(torch_rng(seed, "head"), classes, tower.width)
     return replace(tower, name=name, classes=classes, weights=weights, at="body", preprocess=model.preprocess)
 

@@ -36,9 +36,14 @@ def project(weights: Params, at: str, h: Tensor, heads: int, eps: float) -> tupl
 
 def complete(weights: Params, at: str, h: Tensor, mixed: Tensor, eps: float, activation: Activation) -> Tensor:
     """The second half: the heads' output (B, heads, T, d) is added to h (B, T, width), then the MLP's."""
-    h = h + linear(weights, f"{at}.proj", mixed.transpose(1, 2).reshape(h.shape))
+    h = h + scale(weights, f"{at}.scale1", linear(weights, f"{at}.proj", mixed.transpose(1, 2).reshape(h.shape)))
     m = linear(weights, f"{at}.mlp.in", layer_norm(weights, f"{at}.norm2", h, eps))
-    return h + linear(weights, f"{at}.mlp.out", activate(m, activation))
+    return h + scale(weights, f"{at}.scale2", linear(weights, f"{at}.mlp.out", activate(m, activation)))
+
+
+def scale(weights: Params, at: str, h: Tensor) -> Tensor:
+    """LayerScale (Touvron et al., ICCV 2021), in models that have it."""
+    return h * weights[at] if at in weights else h
 
 
 def activate(h: Tensor, activation: Activation) -> Tensor:

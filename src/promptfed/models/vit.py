@@ -1,5 +1,6 @@
 """A pre-norm vision transformer (Dosovitskiy et al., ICLR 2021), a function of its weights, with slots for tokens."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -100,6 +101,19 @@ def vit(
     weights = vit_weights(g, "body", image, patch, depth, width, mlp_ratio * width)
     weights |= head_weights(g, classes, width)
     return ViT(name, image, classes, weights, width, patch=patch, depth=depth, heads=heads)
+
+
+def interpolate(position: Tensor, rows: int, columns: int) -> Tensor:
+    """Position embeddings (1, 1 + n * n, width) for another grid: (1, 1 + rows * columns, width). That of cls stays.
+
+    In double precision, so that the results of different machines are the same after rounding.
+    """
+    side, width = math.isqrt(position.shape[1] - 1), position.shape[2]
+    if (rows, columns) == (side, side):
+        return position
+    grid = position[:, 1:].reshape(1, side, side, width).permute(0, 3, 1, 2).double()
+    grid = F.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
+    return torch.cat([position[:, :1], grid.flatten(2).transpose(1, 2).to(position.dtype)], dim=1)
 
 
 def check_patches(name: str, image: tuple[int, int, int], patch: int) -> None:

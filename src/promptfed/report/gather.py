@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..method import Method
+from ..methods import reference
 from ..runs import record
 from ..runs.comparison import Row
 from ..runs.opened import Run
@@ -61,6 +63,11 @@ class Group:
     @property
     def first(self) -> SeedRun:
         return self.entries[0]
+
+    @property
+    def reference(self) -> type[Method] | None:
+        """Its method, if that is there to measure others by."""
+        return reference(str(self.option("method", "name") or self.first.numbers.get("method", "")))
 
     def option(self, section: str, key: str) -> Any:
         return self.first.run.settings.get(section, {}).get(key)

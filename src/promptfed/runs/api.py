@@ -202,10 +202,10 @@ def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.
     told = {row["client"]: row for line in lines if "aggregated" in line for row in line["aggregated"]["clients"]}
     found = []
     for i, site in enumerate(parts.federation.sites):
-        held = {"n_val": len(site.val), "n_test": len(site.test)}
+        held = {"n_train": len(site.train), "n_val": len(site.val), "n_test": len(site.test)}
         if parts.config.consortium:
-            held = {key: told.get(i, {}).get(key) for key in held}
-        found.append({"client": i, "name": site.name, "n_train": sizes[i], **held})
+            held = {"n_train": sizes[i], **{key: told.get(i, {}).get(key) for key in ("n_val", "n_test")}}
+        found.append({"client": i, "name": site.name, **held})
     return found
 
 

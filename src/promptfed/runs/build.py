@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Parts:
     init: Params
     device: torch.device
     newcomers: tuple[int, ...] = ()
+
+    @cached_property
+    def held(self) -> Federation:
+        """Who trains on what: as split, or with all training data at one client."""
+        return pooled(self.federation, self.newcomers) if self.method.centralised else self.federation
 
 
 def assemble(config: Config, federation: Federation | None = None, partition: Path | None = None) -> Parts:
@@ -74,6 +80,14 @@ def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
     """Which clients train and are evaluated in which rounds."""
     e, join = config.eval, config.join.round
     return server.Plan(config.rounds, config.fraction, config.seed, e.every, e.after_local, e.pooled, newcomers, join)
+
+
+def pooled(federation: Federation, newcomers: Sequence[int]) -> Federation:
+    """All training data at the first client, but for those of newcomers, which nobody has; the rest stays."""
+    there = [i for i in range(len(federation.sites)) if i not in newcomers]
+    train = np.sort(np.concatenate([federation.sites[i].train for i in there]))
+    sites = (replace(site, train=train if i == there[0] else train[:0]) for i, site in enumerate(federation.sites))
+    return replace(federation, sites=tuple(sites))
 
 
 def placeholder_federation(config: Config) -> Federation:
@@ -128,7 +142,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
             raise UserError(f'engine.name = "flower" needs pip install "promptfed[flower]" ({error})') from None
         return simulate(parts, folder)
     count = worker_count(parts)
-    sizes = {i: len(site.train) for i, site in enumerate(parts.federation.sites)}
+    sizes = {i: len(site.train) for i, site in enumerate(parts.held.sites)}
     hosts: list[Ask]
     if count > 1:
         hosts = [Worker(describe(parts, folder)) for _ in range(count)]
@@ -148,7 +162,7 @@ def worker_count(parts: Parts) -> int:
                 "engine.workers: a method that is defined in the main script runs in one process", stacklevel=2
             )
         return 1
-    able = sum(len(site.train) > 0 for site in parts.federation.sites)
+    able = sum(len(site.train) > 0 for site in parts.held.sites)
     blocks = max(1, int(parts.config.fraction * able + 0.5) // engine.block)
     return min(engine.workers or cores(), blocks)
 
@@ -185,7 +199,7 @@ def make_host(parts: Parts, store: Store, kind: Callable[..., Host] = Host) -> H
     return kind(
         method=parts.method,
         model=parts.model,
-        federation=parts.federation,
+        federation=parts.held,
         store=store,
         seed=config.seed,
         device=parts.device,

@@ -27,6 +27,7 @@ from .api import Result, method_settings, shrunk, small
 from .record import Busy, View
 
 Table = dict[str, Any]
+TUNING = "tuning"  # the folder in a comparison's where it was tuned
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Row:
     column: Table = field(default_factory=dict)  # over the file's settings, under those that are given
     mini: tuple[Table, ...] = ()  # over everything, each over the ones before it
     place: tuple[str, str] = ("", "")  # where a table with columns has it: the labels of its row and column
+    tuned: Table | None = None  # chosen on validation data, over everything
 
     @property
     def slug(self) -> str:
@@ -59,8 +61,9 @@ def rows(
 ) -> list[Row]:
     """The rows of a [compare] table, or one for each method named; in every column. `mini`: the file's [mini]."""
     for key in spec:
-        if key not in ("seeds", "rows", "columns"):
-            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns)")
+        if key not in ("seeds", "rows", "columns", "tuned"):
+            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns, tuned)")
+    tuned = _tuned(spec, mini is not None)
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
     columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
@@ -74,13 +77,36 @@ def rows(
             scale = () if mini is None else (C.undot(over.items()), column.mini or {}, row.mini or {})
             label = f"{row.label}, {column.label}" if column.label else row.label
             place = (row.label, column.label) if column.label else ("", "")
-            found.append(Row(label, row.settings, own, column.settings, scale, place))
+            found.append(Row(label, row.settings, own, column.settings, scale, place, tuned.get(label)))
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
     slugs = [row.slug for row in found]
     if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
         raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
     return found
+
+
+def _tuned(spec: Mapping[str, Any], mini: bool) -> Mapping[str, Table]:
+    """The settings that promptfed tune has chosen, by label."""
+    tuned = spec.get("tuned", {})
+    if tuned and bool(tuned.get("mini")) is not mini:
+        raise UserError(
+            "compare.tuned: the settings were chosen at the small scale; compare with --mini"
+            if tuned.get("mini")
+            else "compare.tuned: the settings were chosen at the full scale; compare without --mini"
+        )
+    found: Mapping[str, Table] = tuned.get("rows", {})
+    return found
+
+
+def budget(spec: Mapping[str, Any], rows: Iterable[Row]) -> str:
+    """What a table of tuned rows has to say of itself. Else empty."""
+    if "tuned" not in spec:
+        return ""
+    trials = spec["tuned"]["trials"]
+    without = ", ".join(row.label for row in rows if row.tuned is None)
+    text = f"tuned: {trials} trial{'s' if trials != 1 else ''} per row on validation data"
+    return text + (f"; not tuned: {without}" if without else "")
 
 
 class _Part(NamedTuple):
@@ -132,7 +158,7 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
             seed, partition = row.seeds[turn], {"seed": base.split_seed, **row.settings.get("partition", {})}
             tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
             whole = C.merge(*tables)
-            config = C.make(shrunk(tables, row.mini, given) if row.mini else whole)
+            config = C.make(shrunk(tables, row.mini, given) if row.mini else whole, row.tuned or {})
             jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
             methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
     taken = {key for name in methods for key in M.fields(name)}
@@ -289,6 +315,7 @@ class ComparisonPlan:
     chosen: list[Job]  # those to run now
     folder: Path
     file: str = ""
+    budget: str = ""  # what the settings were tuned with
     federation: Federation | None = None  # of all runs, in place of one that is loaded and split
 
     @property
@@ -325,7 +352,7 @@ def prepare(
     chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
-    return ComparisonPlan(jobs, chosen, out, str(preset or ""), federation)
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found), federation)
 
 
 def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext()) -> Outcome:
@@ -338,7 +365,7 @@ def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext
     # Rows that `only` leaves out are in the table too, where they are done.
     aside = {job.folder for job in plan.jobs} - {job.folder for job in plan.chosen}
     results = collect(plan.jobs, aside | {job.folder for job, _ in failed})
-    notes = scale(plan.jobs, results, plan.file)
+    notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
     return Outcome(results, tables.save(results, plan.folder, plan.layout, notes) if results else [], failed)
 
 
@@ -362,14 +389,24 @@ def compare(
     out: str | Path,
     mini: bool = False,
     federation: Federation | None = None,
+    tune: int = 0,
     **settings: Any,
 ) -> dict[str, list[Result]]:
     """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
     classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
-    `mini`: use the small scale of the file, its [mini] table.
+    `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation data, by so
+    many trials.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
+    if tune and federation:
+        raise UserError("tune and federation cannot both be given: save the split, and give dataset and partition.file")
+    if tune:
+        from ..search.tune import tune as search  # which imports this module
+
+        names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
+        found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
+        preset, settings, methods, seeds = found.file, {}, (), ()
     planned = prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini, federation=federation)
     outcome = execute(planned)
     complain(outcome)

@@ -206,6 +206,11 @@ class Config(_Section):
                 f'eval.pooled = "{self.eval.pooled}" needs all clients\' test data; a site of a consortium has '
                 "only its own (allowed: never)"
             )
+        if self.method.method.centralised and (self.consortium or self.engine.name == "flower"):
+            raise UserError(
+                f'method.name = "{self.method.name}": training data would have to leave their sites, which Flower '
+                'connects; engine.name = "local" simulates it'
+            )
         if self.privacy.on:
             check(self.method.method, self.method.name)
         if self.privacy.on and self.eval.drift:
@@ -243,12 +248,20 @@ SECTIONS: dict[str, type[BaseModel]] = {
 def make(*tables: Mapping[str, Any]) -> Config:
     """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
     try:
-        return Config.model_validate(merge(*tables))
+        return Config.model_validate(_unstandardised(merge(*tables)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "extra_forbidden":
             raise _not_a_setting(".".join(map(str, first["loc"]))) from None
         raise one_sentence(error) from None
+
+
+def _unstandardised(table: Table) -> Table:
+    """Sums of features are sent without noise: where there is privacy, heads do without unless they are asked for."""
+    method, private = table.get("method", {}), table.get("privacy", {}).get("clip")
+    if not private or not isinstance(method.get("name"), str) or "standardise" not in methods.fields(method["name"]):
+        return table
+    return {**table, "method": {"standardise": False, **method}}
 
 
 def _not_a_setting(key: str) -> UserError:

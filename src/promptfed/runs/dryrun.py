@@ -56,9 +56,11 @@ def estimate(config: Config) -> Estimate:
     partition = config.partition
     drawn = None if partition.file else partition.partition
     federation = _split(config.dataset, config.backbone.name, drawn, partition.file, config.split_seed)
-    sites, model = federation.sites, sketch(config, federation.dataset)
+    model = sketch(config, federation.dataset)
     method, init = build.initial(config, model)
-    plan = build.rounds(config, config.join.newcomers(len(sites)))
+    newcomers = config.join.newcomers(len(federation.sites))
+    sites = (build.pooled(federation, newcomers) if method.centralised else federation).sites
+    plan = build.rounds(config, newcomers)
     sizes = {i: len(site.train) for i, site in enumerate(sites)}
     turns = []
     for round_ in range(1, config.rounds + 1):
@@ -71,7 +73,7 @@ def estimate(config: Config) -> Estimate:
     received = receives(method, model, init, 1, 1)
     down = split_once(received)[0] if phases else {}
     once = first = _once(received)
-    if type(method).enroll is not Method.enroll:  # grows with the clients, and their validation samples
+    if method.enrolls:  # grows with the clients, and their validation samples
         other, sample = (_once(receives(method, model, init, *more)) - first for more in ((2, 1), (1, 2)))
         held = sum(len(site.val) for site in sites)
         once += (len(sites) - 1) * other + max(0, held - len(sites)) * sample
@@ -155,9 +157,7 @@ def sketch(config: Config, dataset: Dataset) -> Model:
 def _model(name: str, image: tuple[int, int, int], classes: tuple[str, ...]) -> Model:
     if name not in KNOWN:
         return models.build(name, image, len(classes), 0, classes)
-    model = fresh(name, len(classes), classes)
-    models.check_image(model, image)
-    return model
+    return fresh(name, len(classes), classes, image)
 
 
 # ---- what is sent
@@ -165,10 +165,9 @@ def _model(name: str, image: tuple[int, int, int], classes: tuple[str, ...]) -> 
 
 def receives(method: Method, model: Model, init: Params, clients: int, validation: int) -> Params:
     """What a client is sent in a round, where there are so many clients with so many validation samples each."""
-    state = method.begin(model, init, 0)
-    tells = type(method).enroll is not Method.enroll
+    state, known = method.begin(model, init, 0), P.to(init, next(iter(model.weights.values())).device)
     for client in range(clients):
-        hello = method.enroll(model, init, _holdings(method, model, validation)) if tells else {}
+        hello = method.enroll(model, known, _holdings(method, model, validation)) if method.enrolls else {}
         filled = {name: torch.zeros(p.shape, dtype=p.dtype) if p.is_meta else p for name, p in hello.items()}
         state = method.admit(state, client, filled, 0)
     return method.down(state, 0)

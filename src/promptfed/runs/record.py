@@ -70,6 +70,7 @@ class Folder(Recorder):
         self.path, self._views, self._ledger = path, views, ledger
         self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
         self._chain = ""  # the digest of all lines
+        self._verified: Checkpoint | None = None
         self._open = ExitStack()  # holds the lock
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -81,6 +82,9 @@ class Folder(Recorder):
 
     def restore(self) -> tuple[int, State] | None:
         found = self.verify()
+        if found:
+            self._check_fixed(found)  # a split that was missing is drawn again by now
+        self._verified = None
         done = found.round if found else 0
         # A line after the checkpoint belongs to a round that was not completed: it will be written again.
         kept = [line for line in self.lines() if line["round"] <= done]
@@ -89,7 +93,10 @@ class Folder(Recorder):
         return (found.round, found.state) if found else None
 
     def verify(self) -> Checkpoint | None:
-        """What the run goes on from. Refuses files that are not as they were at that round."""
+        """What the run goes on from. Refuses files that are not as they were at that round. Before clients are there,
+        as it may have to look at what they remember."""
+        if self._verified:
+            return self._verified
         found, lines = read_checkpoint(self.path), self.lines()
         if found is None:
             if len(lines) > 1:  # one is of a round that was interrupted just before its checkpoint
@@ -105,6 +112,7 @@ class Folder(Recorder):
             )
         self._check_lines(found, lines)
         self._check_fixed(found)
+        self._verified = found
         return found
 
     def _check_lines(self, found: Checkpoint, lines: Sequence[Line]) -> None:

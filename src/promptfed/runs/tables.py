@@ -18,7 +18,7 @@ from rich.console import Group
 from rich.table import Table as Rich
 from rich.text import Text
 
-from .. import files
+from .. import files, methods
 from .api import Result
 
 Table = dict[str, Any]
@@ -26,12 +26,13 @@ Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a tabl
 # Below every table of a comparison, for people; the second where it has more than one accuracy.
 CAPTION = "As aggregated: the models as the server sends them, on test data; ±: sample deviation over seeds."
 WHOLE = "worst: the worst client; global: all clients' test data; trained: after local training."
+APART = "References, to measure the others by; to ceiling: points of local accuracy to the centralised one"
 REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
 ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
 
 # Columns of a comparison that are left out where they say this of every method, for a narrow terminal.
-_ALIKE = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}}
+_ALIKE = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}, "to ceiling": {"-"}}
 # Below the numbers of a run.
 _MEANING = (
     "local: mean over clients, on their own test data; std, worst: over clients; global: on all clients' test data.",
@@ -40,8 +41,8 @@ _MEANING = (
 
 
 def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
-    """One row per label: mean over the seeds, and their standard deviation where there are several. `scale`: what a
-    small scale has to say of itself."""
+    """One row per label, references last: mean over the seeds, and their standard deviation where there are several.
+    `scale`: what a small scale has to say of itself."""
     found = []
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
@@ -51,11 +52,13 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
             for stages in (("aggregated",), ("after_local_all", "after_local"), ("common",), ("newcomers_aggregated",))
         )
         each = [n["communication"]["per_client_and_round"] for n in numbers]
+        kind = methods.reference(numbers[0].get("method", ""))
         found.append(
             {
                 "label": label,
                 **({"row": row, "column": column} if column else {}),
                 **({"scale": scale} if scale else {}),
+                **({"reference": "ceiling" if kind.centralised else "other"} if kind else {}),
                 "dataset": numbers[0]["dataset"]["name"],
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
@@ -74,7 +77,21 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "seconds": _mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers]),
             }
         )
-    return found
+    _to_ceiling(found)
+    return sorted(found, key=lambda row: "reference" in row)
+
+
+def _to_ceiling(found: Sequence[Table]) -> None:
+    """Adds to each row how far it is from the best centralised one of its column."""
+    for row in found:
+        ceilings = [other["local"] for other in found if other.get("reference") == "ceiling" and _alike(row, other)]
+        known = [local["mean"] for local in ceilings if local]
+        if known and row["local"]:
+            row["to_ceiling"] = row["local"]["mean"] - max(known)
+
+
+def _alike(row: Table, other: Table) -> bool:
+    return (row.get("column"), row["dataset"]) == (other.get("column"), other["dataset"])
 
 
 def _last(metrics: Mapping[str, Any], *stages: str) -> Table | None:
@@ -115,7 +132,7 @@ def _over_seeds(found: Iterable[Table | None], *path: str) -> Table | None:
 
 HEADERS = (
     *("method", "seeds", "local", "worst", "global", "F1", "trained", "common", "newcomers"),
-    *("bytes", "passes", "adapt"),
+    *("to ceiling", "bytes", "passes", "adapt"),
 )
 
 
@@ -124,7 +141,7 @@ def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
     keys = ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
     scores = [percent(row[key]) if plain else score(row, key) for key in keys]
     cost = (size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
-    return (row["label"], str(row["seeds"]), *scores, *cost)
+    return (row["label"], str(row["seeds"]), *scores, points(row.get("to_ceiling")), *cost)
 
 
 def score(row: Mapping[str, Any], key: str) -> str:
@@ -143,6 +160,11 @@ def percent(spread: Mapping[str, Any] | None) -> str:
         return "-"
     wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
     return f"{100 * spread['mean']:.1f}{wide}"
+
+
+def points(difference: float | None) -> str:
+    """0.031 -> +3.1"""
+    return "-" if difference is None else f"{100 * difference:+.1f}"
 
 
 def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]]:
@@ -183,14 +205,16 @@ def save(
     files.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow((*HEADERS, "clients", "clients trained", "dataset", "rounds"))
+    writer.writerow((*HEADERS, "reference", "clients", "clients trained", "dataset", "rounds"))
     for row in found:
         counted = (of(row["clients"][key]) for key in ("local", "after_local"))
-        writer.writerow((*cells(row, plain=True), *counted, row["dataset"], row["rounds"]))
+        writer.writerow((*cells(row, plain=True), row.get("reference", "-"), *counted, row["dataset"], row["rounds"]))
     files.write(out / "table.csv", text.getvalue().encode())
     wide = [f"Accuracy in %, {words}:\n\n{markdown(across(found, key))}\n" for key, words in ACROSS.items() if places]
     head = f"{scale[0].upper()}{scale[1:]}.\n\n" if scale else ""
-    whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *map(cells, found)])
+    ranked, apart = ([cells(row) for row in found if ("reference" in row) is kind] for kind in (False, True))
+    whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *ranked])
+    whole += f"\n{APART}:\n\n" + markdown([HEADERS, *apart]) if apart else ""
     files.write(out / "table.md", "".join([head, *wide, whole, f"\n{CAPTION}\n{WHOLE} {REPORT}\n"]).encode())
     return found
 
@@ -217,10 +241,11 @@ def comparison(rows: Sequence[dict[str, Any]]) -> Group:
         least = min(width, max(len(line[0]) for line in lines)) if i == 0 else None
         fold = i == 0 or bool(wide)
         shown.add_column(heads[i], justify="right" if i else "left", min_width=least, overflow="fold", no_wrap=not fold)
-    for line in lines:
-        shown.add_row(*(line[i] for i in told))
-    caption = f"{CAPTION}\n{REPORT}" if wide else f"{CAPTION}\n{WHOLE}\n{REPORT}"
-    return Group(Text("\n".join(title)), shown, Text(caption))
+    apart = {row["row" if wide else "label"] for row in rows if "reference" in row}
+    for line, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
+        shown.add_row(*(line[i] for i in told), end_section=line[0] not in apart and after[0] in apart)
+    below = [CAPTION, *([] if wide else [WHOLE]), *([f"{APART}."] if apart else []), REPORT]
+    return Group(Text("\n".join(title)), shown, Text("\n".join(below)))
 
 
 def outcome(numbers: dict[str, Any]) -> Group:

@@ -91,7 +91,7 @@ def _of_client(run: Run, client: int) -> Predictor:
 def _sent(run: Run, client: int) -> Params:
     """A model of which the site keeps nothing to itself."""
     method, init = run.method, run.parts.init
-    if method.adapt() or len(method.shared(init)) < len(init):
+    if method.adapt() or method.kept(init):
         raise UserError(
             f"client = {client} has its model at its site, with parameters that never leave it: use it there, "
             "by the site's own folder"

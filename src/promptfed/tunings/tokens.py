@@ -9,16 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .. import Batch, Context, Model, Params, PrivatePrompt, Tuning, UserError
+from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import as_vit, own_head
+from ..tuning import as_vit
+from .heads import LinearHead, scaled
 
 
-class Tokens(Tuning):
+class Tokens(LinearHead):
     """Prompt tokens in a frozen vision transformer, and a head: Jia et al., "Visual Prompt Tuning" (ECCV 2022)."""
 
-    roles: ClassVar[dict[str, str]] = {"tokens.": "body", "head.": "head"}
+    roles: ClassVar[dict[str, str]] = {"tokens.": "body", **LinearHead.roles}
     about = "prompt tokens + head"
     backbones = "transformers"
     uncached = "tokens enter the first layer"
@@ -42,7 +43,7 @@ class Tokens(Tuning):
     def init(self, model: Model, seed: int) -> Params:
         g = torch_rng(seed, "tokens")
         tokens = {f"tokens.{i}": uniform(as_vit(model), g, self.tokens) for i in self.at(model)}
-        return {**tokens, **own_head(model)}
+        return {**tokens, **self.start_head(model)}
 
     def frozen_name(self, model: Model) -> str:
         first = min(self.at(model))
@@ -60,7 +61,7 @@ class Tokens(Tuning):
         if batch.tokens is not None:  # of a private prompt that wraps this tuning: they come first
             prompts[0] = torch.cat([batch.tokens, prompts[0]]) if 0 in prompts else batch.tokens
         h = vit.encode(weights, h, prompts, self.mode, start=start, first_tokens=1)
-        return vit.norm(weights, h[:, 0])
+        return scaled(params, vit.norm(weights, h[:, 0]))
 
 
 class TokenPrompt(PrivatePrompt):

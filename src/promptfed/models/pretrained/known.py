@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -18,8 +19,8 @@ from ...data.images import Resize
 from ...params import Params
 from ..base import Model
 from . import layouts
-from .preprocess import Preprocess, from_transformers
-from .shapes import ClipShape, Convolutions, Patches, Text, Transformer, VitShape
+from .preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, from_transformers
+from .shapes import ClipShape, Convolutions, Image, Patches, Text, Transformer, VitShape
 from .tokenizer import Tokenizer
 
 _BASE = Transformer(12, 768, 12, 3072, 1e-12, "gelu")
@@ -33,17 +34,27 @@ KNOWN: dict[str, VitShape | ClipShape] = {
     "openai/clip-vit-base-patch16": ClipShape(Patches(224, 16), _CLIP_BASE, _TEXT, _WORDS, 512),
     "openai/clip-vit-base-patch32": ClipShape(Patches(224, 32), _CLIP_BASE, _TEXT, _WORDS, 512),
     "timm/resnet50_clip.openai": ClipShape(Convolutions(224, (3, 4, 6, 3), 64), None, _TEXT, _WORDS, 1024),
+    "facebook/deit-tiny-patch16-224": VitShape(Patches(224, 16), Transformer(12, 192, 3, 768, 1e-12, "gelu")),
+    "facebook/deit-small-patch16-224": VitShape(Patches(224, 16), Transformer(12, 384, 6, 1536, 1e-12, "gelu")),
+    "facebook/deit-base-patch16-224": VitShape(Patches(224, 16), _BASE),
+    "facebook/dinov2-small": VitShape(Patches(518, 14), Transformer(12, 384, 6, 1536, 1e-6, "gelu", scaled=True)),
+    "facebook/dinov2-base": VitShape(Patches(518, 14), Transformer(12, 768, 12, 3072, 1e-6, "gelu", scaled=True)),
+}
+_IMAGENET = {"resample": 3, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD, "crop_size": 224}
+_PREPROCESSORS: dict[str, dict[str, Any]] = {
+    "facebook/deit": {"size": 256, "do_center_crop": True, **_IMAGENET},
+    "facebook/dinov2": {"size": {"shortest_edge": 256}, **_IMAGENET},
 }
 
 
-def fresh(name: str, classes: int, names: Sequence[str]) -> Model:
+def fresh(name: str, classes: int, names: Sequence[str], image: Image | None = None) -> Model:
     """A model of this name, whose weights are shapes only (on the meta device)."""
     shape, weights, seen = KNOWN[name], dict(_body(name)), _preprocess(name)
     if isinstance(shape, VitShape):
-        return shape.model(name, weights, seen, classes, seed=0)
+        return shape.model(name, weights, seen, classes, 0, image)
     text = shape.text
     words = _Words(Backend(BPE()), text.vocabulary - 2, text.vocabulary - 1, text.length)
-    return shape.model(name, weights, seen, names, classes, words)
+    return shape.model(name, weights, seen, names, classes, words, image)
 
 
 def resize(name: str) -> Resize | None:
@@ -52,9 +63,10 @@ def resize(name: str) -> Resize | None:
 
 
 def _preprocess(name: str) -> Preprocess:
-    """The published one, which is the default of its image processor."""
+    """The published one: the default of its image processor, but for the settings above."""
     shape = KNOWN[name]
-    return from_transformers({}, shape.image.side, clip=isinstance(shape, ClipShape), name=name)
+    config = _PREPROCESSORS.get(name.split("-")[0], {})
+    return from_transformers(config, shape.image.side, isinstance(shape, ClipShape), name, any_size=True)
 
 
 class _Words(Tokenizer):

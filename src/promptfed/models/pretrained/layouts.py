@@ -1,4 +1,4 @@
-"""Names and shapes of weights in published files: four layouts, and what each weight becomes here."""
+"""Names and shapes of weights in published files: five layouts, and what each weight becomes here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Weight(NamedTuple):
 
 
 class LayerNames(NamedTuple):
-    """What a layout calls the parts of a layer; `join` stands between the name of qkv and "weight" or "bias"."""
+    """What a layout calls the parts of a layer; `join` stands between the name of qkv and "weight" or "bias".
+
+    `scales`: LayerScale's, in layouts whose models may have it.
+    """
 
     layer: str
     norm1: str
@@ -33,6 +36,7 @@ class LayerNames(NamedTuple):
     mlp_in: str
     mlp_out: str
     join: str = "."
+    scales: tuple[str, str] | None = None
 
 
 VIT = LayerNames(
@@ -44,7 +48,23 @@ VIT = LayerNames(
     "intermediate.dense",
     "output.dense",
 )
-TIMM = LayerNames("blocks", "norm1", ("attn.qkv",), "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+DINOV2 = VIT._replace(
+    norm1="norm1",
+    norm2="norm2",
+    mlp_in="mlp.fc1",
+    mlp_out="mlp.fc2",
+    scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+)
+TIMM = LayerNames(
+    "blocks",
+    "norm1",
+    ("attn.qkv",),
+    "attn.proj",
+    "norm2",
+    "mlp.fc1",
+    "mlp.fc2",
+    scales=("ls1.gamma", "ls2.gamma"),
+)
 CLIP = LayerNames(
     "encoder.layers",
     "layer_norm1",
@@ -59,15 +79,17 @@ OPEN_CLIP = LayerNames(
 )
 
 
-def vit_transformers(shape: VitShape, prefix: str = "") -> Iterator[Weight]:
-    """ViTModel; with prefix "vit." inside ViTForImageClassification."""
+def vit_transformers(
+    shape: VitShape, prefix: str = "", names: LayerNames = VIT, ours: str = "body"
+) -> Iterator[Weight]:
+    """ViTModel or Dinov2Model; with a prefix such as "vit." inside another model."""
     image, t = shape.image, shape.tower
     at = f"{prefix}embeddings"
-    yield Weight("body.cls", (f"{at}.cls_token",), (1, 1, t.width))
-    yield Weight("body.position", (f"{at}.position_embeddings",), (1, image.positions, t.width))
-    yield from _patches("body", f"{at}.patch_embeddings.projection", image, t.width, bias=True)
-    yield from _layers("body", prefix, VIT, t)
-    yield from _norm("body.norm", f"{prefix}layernorm", t.width)
+    yield Weight(f"{ours}.cls", (f"{at}.cls_token",), (1, 1, t.width))
+    yield Weight(f"{ours}.position", (f"{at}.position_embeddings",), (1, image.positions, t.width))
+    yield from _patches(ours, f"{at}.patch_embeddings.projection", image, t.width, bias=True)
+    yield from _layers(ours, prefix, names, t)
+    yield from _norm(f"{ours}.norm", f"{prefix}layernorm", t.width)
 
 
 def vit_timm(shape: VitShape) -> Iterator[Weight]:
@@ -79,27 +101,44 @@ def vit_timm(shape: VitShape) -> Iterator[Weight]:
     yield from _norm("body.norm", "norm", t.width)
 
 
-def clip_transformers(shape: ClipShape) -> Iterator[Weight]:
-    """CLIPModel."""
-    image, i, text, t, joint = shape.image, shape.tower, shape.text, shape.words, shape.joint
+def clip_transformers(shape: ClipShape, vision: str = "vision_model.", words: str = "text_model.") -> Iterator[Weight]:
+    """CLIPModel, or VisionTextDualEncoderModel with a CLIPVisionModel; its towers' names begin as given."""
+    image, i = shape.image, shape.tower
     assert isinstance(image, Patches)
     assert i is not None
-    at, theirs = "body.image", "vision_model.embeddings"
+    at, theirs = "body.image", f"{vision}embeddings"
     yield Weight(f"{at}.cls", (f"{theirs}.class_embedding",), (i.width,), lambda p: p.reshape(1, 1, -1))
     yield Weight(
         f"{at}.position", (f"{theirs}.position_embedding.weight",), (image.positions, i.width), lambda p: p[None]
     )
     yield from _patches(at, f"{theirs}.patch_embedding", image, i.width, bias=False)
-    yield from _norm(f"{at}.norm_pre", "vision_model.pre_layrnorm", i.width)  # their spelling
-    yield from _layers(at, "vision_model.", CLIP, i)
-    yield from _norm(f"{at}.norm", "vision_model.post_layernorm", i.width)
-    yield Weight(f"{at}.proj", ("visual_projection.weight",), (joint, i.width))
-    at, theirs = "body.text", "text_model.embeddings"
+    yield from _norm(f"{at}.norm_pre", f"{vision}pre_layrnorm", i.width)  # their spelling
+    yield from _layers(at, vision, CLIP, i)
+    yield from _norm(f"{at}.norm", f"{vision}post_layernorm", i.width)
+    yield from _joined(shape, i.width, words)
+
+
+def dual_encoder(shape: ClipShape, names: LayerNames = VIT, words: str = "text_model.") -> Iterator[Weight]:
+    """VisionTextDualEncoderModel with a ViTModel or a Dinov2Model; the names of its text tower begin with `words`."""
+    image, i = shape.image, shape.tower
+    assert isinstance(image, Patches)
+    assert i is not None
+    yield from vit_transformers(VitShape(image, i), "vision_model.", names, "body.image")
+    if shape.pooler:
+        yield from _linear("body.image.pooler", "vision_model.pooler.dense", i.width, i.width)
+    yield from _joined(shape, i.width, words)
+
+
+def _joined(shape: ClipShape, width: int, words: str) -> Iterator[Weight]:
+    """CLIPTextModel, both projections and the scale. `width`: of the image tower."""
+    text, t = shape.text, shape.words
+    yield Weight("body.image.proj", ("visual_projection.weight",), (shape.joint, width))
+    at, theirs = "body.text", f"{words}embeddings"
     yield Weight(f"{at}.tokens", (f"{theirs}.token_embedding.weight",), (text.vocabulary, t.width))
     yield Weight(f"{at}.position", (f"{theirs}.position_embedding.weight",), (text.length, t.width))
-    yield from _layers(at, "text_model.", CLIP, t)
-    yield from _norm(f"{at}.norm", "text_model.final_layer_norm", t.width)
-    yield Weight(f"{at}.proj", ("text_projection.weight",), (joint, t.width))
+    yield from _layers(at, words, CLIP, t)
+    yield from _norm(f"{at}.norm", f"{words}final_layer_norm", t.width)
+    yield Weight(f"{at}.proj", ("text_projection.weight",), (shape.joint, t.width))
     yield Weight("body.scale", ("logit_scale",), ())
 
 
@@ -140,6 +179,9 @@ def _layers(ours: str, theirs: str, names: LayerNames, t: Transformer) -> Iterat
         yield from _linear(f"{at}.proj", their + names.proj, t.width, t.width)
         yield from _linear(f"{at}.mlp.in", their + names.mlp_in, t.hidden, t.width)
         yield from _linear(f"{at}.mlp.out", their + names.mlp_out, t.width, t.hidden)
+        if t.scaled and names.scales:
+            for n, scale in enumerate(names.scales, start=1):
+                yield Weight(f"{at}.scale{n}", (their + scale,), (t.width,))
 
 
 def _linear(ours: str, theirs: str, outputs: int, inputs: int) -> Iterator[Weight]:

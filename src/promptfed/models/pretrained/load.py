@@ -16,23 +16,31 @@ from . import layouts
 from .files import locate, settings, shapes, tensors
 from .layouts import LayerNames, Weight
 from .preprocess import Preprocess, from_open_clip, from_timm, from_transformers
-from .shapes import ClipShape, Convolutions, Patches, Text, Transformer, VitShape
+from .shapes import ClipShape, Convolutions, Image, Patches, Text, Transformer, VitShape
 from .tokenizer import Tokenizer
 
 
-def load(name: str, classes: int, seed: int, names: Sequence[str] | None = None) -> Model:
-    """The model of a hub id, a folder or a file.
+def load(
+    where: str,
+    classes: int,
+    seed: int,
+    names: Sequence[str] | None = None,
+    image: Image | None = None,
+    name: str | None = None,
+) -> Model:
+    """The model of a hub id, a folder or a file; for images as published, or of the size given.
 
     A ViT gets a fresh linear head from the seed. A CLIP classifies by the names of the classes, if it is given them.
+    `name`: what it is called, if not by its place.
     """
-    source = _Source.open(name)
-    found = source.published()
+    source = _Source.open(where)
+    found, name = source.published(), name or where
     weights = source.take(found.weights, found.unused)
     if isinstance(found.shape, VitShape):
-        return found.shape.model(name, weights, found.preprocess, classes, seed)
+        return found.shape.model(name, weights, found.preprocess, classes, seed, image)
     text = found.shape.text
-    words = Tokenizer.load(source.file.parent, text.vocabulary, text.length, name)
-    return found.shape.model(name, weights, found.preprocess, names or (), classes, words)
+    words = Tokenizer.load(source.file.parent, text.vocabulary, text.length, where)
+    return found.shape.model(name, weights, found.preprocess, names or (), classes, words, image)
 
 
 def load_preprocess(name: str) -> Preprocess:
@@ -62,6 +70,10 @@ class _Source:
         return cls(name, file, shapes(file, name))
 
     def published(self) -> _Published:
+        for theirs in self.shapes:
+            for mark, why in _NOT_READ.items():
+                if theirs.endswith(mark):
+                    raise UserError(f'backbone.name = "{self.name}" is not supported: {why}')
         for mark, read in _LAYOUTS.items():
             if mark in self.shapes:
                 return read(self)
@@ -104,6 +116,7 @@ class _Source:
         while f"{prefix}{names.layer}.{depth}.{names.mlp_in}.weight" in self.shapes:
             depth += 1
         hidden, width = self.shape(f"{prefix}{names.layer}.0.{names.mlp_in}.weight")
+        scaled = names.scales is not None and f"{prefix}{names.layer}.0.{names.scales[0]}" in self.shapes
         measured = {"depth": depth, "width": width, "heads": max(1, width // (80 if width == 1280 else 64))}
         sizes = measured | {"hidden": hidden, "eps": eps} | {k: v for k, v in given.items() if v is not None}
         if sizes["activation"] not in ("gelu", "quick_gelu"):
@@ -122,7 +135,12 @@ class _Source:
             int(sizes["hidden"]),
             float(sizes["eps"]),
             cast(Activation, sizes["activation"]),
+            scaled,
         )
+
+    def nested(self, prefix: str, weight: str) -> str:
+        """The prefix of a tower's names, which dual encoders of older versions of transformers have twice."""
+        return prefix * 2 if f"{prefix * 2}{weight}" in self.shapes else prefix
 
     def patches(self, weight: str, position: str, side: int | None, patch: int | None) -> Patches:
         _, channels, _, measured = self.shape(weight)
@@ -132,8 +150,22 @@ class _Source:
 
 
 def _vit_transformers(source: _Source) -> _Published:
-    prefix = "" if "embeddings.cls_token" in source.shapes else "vit."
-    config = source.settings("config.json")
+    prefix = next(p for p in ("", "vit.", "dinov2.") if f"{p}embeddings.cls_token" in source.shapes)
+    names = _vit_names(source, prefix)
+    shape = _vit_shape(source, prefix, names, source.settings("config.json"))
+    return _Published(
+        shape,
+        _vit_preprocess(source, names, shape.image.side),
+        layouts.vit_transformers(shape, prefix, names),
+        ("pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias", "mask_token"),
+    )
+
+
+def _vit_names(source: _Source, prefix: str) -> LayerNames:
+    return layouts.DINOV2 if f"{prefix}encoder.layer.0.norm1.weight" in source.shapes else layouts.VIT
+
+
+def _vit_shape(source: _Source, prefix: str, names: LayerNames, config: Mapping[str, Any]) -> VitShape:
     at = f"{prefix}embeddings"
     image = source.patches(
         f"{at}.patch_embeddings.projection.weight",
@@ -141,14 +173,14 @@ def _vit_transformers(source: _Source) -> _Published:
         config.get("image_size"),
         config.get("patch_size"),
     )
-    t = source.transformer(prefix, layouts.VIT, {"activation": "gelu"} | _transformers_sizes(config), 1e-12)
-    shape = VitShape(image, t)
-    return _Published(
-        shape,
-        from_transformers(source.settings("preprocessor_config.json"), image.side, clip=False, name=source.name),
-        layouts.vit_transformers(shape, prefix),
-        ("pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias"),
-    )
+    eps = 1e-6 if names is layouts.DINOV2 else 1e-12
+    return VitShape(image, source.transformer(prefix, names, {"activation": "gelu"} | _transformers_sizes(config), eps))
+
+
+def _vit_preprocess(source: _Source, names: LayerNames, side: int) -> Preprocess:
+    """DINOv2 has the image processor of BiT, whose defaults are CLIP's, and interpolates its positions at any size."""
+    dino = names is layouts.DINOV2
+    return from_transformers(source.settings("preprocessor_config.json"), side, dino, source.name, any_size=dino)
 
 
 def _vit_timm(source: _Source) -> _Published:
@@ -165,24 +197,50 @@ def _vit_timm(source: _Source) -> _Published:
 def _clip_transformers(source: _Source) -> _Published:
     config = source.settings("config.json")
     vision, words = config.get("vision_config") or {}, config.get("text_config") or {}
-    at = "vision_model.embeddings"
+    images = source.nested("vision_model.", "embeddings.class_embedding")
+    at = f"{images}embeddings"
     image = source.patches(
         f"{at}.patch_embedding.weight",
         f"{at}.position_embedding.weight",
         vision.get("image_size"),
         vision.get("patch_size"),
     )
-    quick = {"activation": "quick_gelu"}
-    i = source.transformer("vision_model.", layouts.CLIP, quick | _transformers_sizes(vision), 1e-5)
-    t = source.transformer("text_model.", layouts.CLIP, quick | _transformers_sizes(words), 1e-5)
-    at = "text_model.embeddings"
-    text = Text(
-        words.get("vocab_size") or source.shape(f"{at}.token_embedding.weight")[0],
-        words.get("max_position_embeddings") or source.shape(f"{at}.position_embedding.weight")[0],
-    )
+    i = source.transformer(images, layouts.CLIP, _QUICK | _transformers_sizes(vision), 1e-5)
+    at, text, t = _clip_text(source, words)
     shape = ClipShape(image, i, text, t, config.get("projection_dim") or source.shape("visual_projection.weight")[0])
     preprocess = from_transformers(source.settings("preprocessor_config.json"), image.side, clip=True, name=source.name)
-    return _Published(shape, preprocess, layouts.clip_transformers(shape), (".position_ids",))
+    return _Published(shape, preprocess, layouts.clip_transformers(shape, images, at), (".position_ids",))
+
+
+def _dual_encoder(source: _Source) -> _Published:
+    config = source.settings("config.json")
+    vision, words = config.get("vision_config") or {}, config.get("text_config") or {}
+    names = _vit_names(source, "vision_model.")
+    images = _vit_shape(source, "vision_model.", names, vision)
+    pooler = None if names is layouts.DINOV2 else vision.get("pooler_act", "tanh")
+    if pooler not in (None, "tanh", "linear"):
+        raise UserError(
+            f'backbone.name = "{source.name}": pooler_act = "{pooler}" is not supported (allowed: tanh, linear)'
+        )
+    at, text, t = _clip_text(source, words)
+    joint = config.get("projection_dim") or source.shape("visual_projection.weight")[0]
+    shape = ClipShape(images.image, images.tower, text, t, joint, pooler)
+    return _Published(
+        shape,
+        _vit_preprocess(source, names, images.image.side),
+        layouts.dual_encoder(shape, names, at),
+        (".position_ids", "mask_token"),
+    )
+
+
+def _clip_text(source: _Source, words: Mapping[str, Any]) -> tuple[str, Text, Transformer]:
+    """How the names of CLIP's text tower begin, and its sizes."""
+    prefix = source.nested("text_model.", "embeddings.token_embedding.weight")
+    text = Text(
+        words.get("vocab_size") or source.shape(f"{prefix}embeddings.token_embedding.weight")[0],
+        words.get("max_position_embeddings") or source.shape(f"{prefix}embeddings.position_embedding.weight")[0],
+    )
+    return prefix, text, source.transformer(prefix, layouts.CLIP, _QUICK | _transformers_sizes(words), 1e-5)
 
 
 def _clip_open_clip(source: _Source) -> _Published:
@@ -248,11 +306,36 @@ def _open_clip_sizes(config: Mapping[str, Any], heads: int | None) -> dict[str, 
     return {"depth": config.get("layers"), "width": width, "heads": heads, "hidden": hidden}
 
 
+_QUICK = {"activation": "quick_gelu"}
+
 # a weight that only this layout has -> its reader
 _LAYOUTS: dict[str, Callable[[_Source], _Published]] = {
     "vision_model.embeddings.class_embedding": _clip_transformers,
+    "vision_model.vision_model.embeddings.class_embedding": _clip_transformers,
+    "vision_model.embeddings.cls_token": _dual_encoder,
     "visual.conv1.weight": _clip_open_clip,
     "embeddings.patch_embeddings.projection.weight": _vit_transformers,
     "vit.embeddings.patch_embeddings.projection.weight": _vit_transformers,
+    "dinov2.embeddings.patch_embeddings.projection.weight": _vit_transformers,
     "patch_embed.proj.weight": _vit_timm,
+}
+
+_DISTILLED = (
+    "it has a distillation token; use the model that was trained without one, such as facebook/deit-tiny-patch16-224"
+)
+_REGISTERS = "it has register tokens; use the model without them, such as facebook/dinov2-small"
+_SIGLIP = (
+    "SigLIP has no class token but pools the patches by attention; use a CLIP, such as openai/clip-vit-base-patch16"
+)
+
+# how the name of a weight ends that only such a model has -> why it is not read
+_NOT_READ = {
+    "distillation_token": _DISTILLED,
+    "dist_token": _DISTILLED,
+    "register_tokens": _REGISTERS,
+    "reg_token": _REGISTERS,
+    "mlp.weights_in.weight": "its layers have gated MLPs (SwiGLU); use a smaller one, such as facebook/dinov2-base",
+    "vision_model.head.probe": _SIGLIP,
+    "attn_pool.latent": _SIGLIP,
+    "text_model.embeddings.word_embeddings.weight": "its text tower is not CLIP's",
 }

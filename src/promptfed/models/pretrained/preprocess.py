@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...data.images import Interpolation, Resize
 from ...errors import UserError
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 
 _RESAMPLE: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -24,9 +25,18 @@ class Preprocess:
     mean: tuple[float, ...]  # per channel, for pixels in 0..1
     std: tuple[float, ...]
 
+    def at(self, side: int) -> Preprocess:
+        """For images of another size."""
+        return replace(self, resize=self.resize.at(side))
 
-def from_transformers(config: Mapping[str, Any], image: int, clip: bool, name: str) -> Preprocess:
-    """From preprocessor_config.json; what it leaves out is as in the image processors of CLIP and ViT."""
+
+def from_transformers(
+    config: Mapping[str, Any], image: int, clip: bool, name: str, any_size: bool = False
+) -> Preprocess:
+    """From preprocessor_config.json; what it leaves out is as in the image processors of CLIP and ViT.
+
+    `any_size`: it may make images of another size than the model's position embeddings are for.
+    """
     resample = config.get("resample", 3 if clip else 2)
     if resample not in _RESAMPLE:
         raise UserError(f'backbone.name = "{name}": resample = {resample} is not bilinear (2) or bicubic (3)')
@@ -39,7 +49,8 @@ def from_transformers(config: Mapping[str, Any], image: int, clip: bool, name: s
     side = _side(config.get("crop_size", image), name) if crop else scaled
     mean, std = (CLIP_MEAN, CLIP_STD) if clip else (HALF, HALF)
     resize = Resize((side, side), "shortest" if shortest else "squash", scaled, _RESAMPLE[resample])
-    return _checked(resize, config.get("image_mean", mean), config.get("image_std", std), image, name)
+    own = side if any_size else image
+    return _checked(resize, config.get("image_mean", mean), config.get("image_std", std), own, name)
 
 
 def _side(size: int | Mapping[str, int], name: str) -> int:

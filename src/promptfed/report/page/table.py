@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runs.tables import count, percent, size
+from ...runs.tables import count, percent, points, size
 from .. import numbers
 from ..gather import ReportData, tasks
 from ..numbers import KINDS, Cell, Column
@@ -32,6 +32,8 @@ class Line:
     seeds: int
     rounds: str
     cells: list[Shown]
+    reference: bool = False  # it is neither sorted nor ranked
+    ceiling: Shown | None = None  # how far it is from the best centralised row; None if there is none anywhere
 
 
 def results(data: ReportData) -> dict[str, Any]:
@@ -57,14 +59,26 @@ def results(data: ReportData) -> dict[str, Any]:
 
 def _lines(data: ReportData, kind: str) -> list[Line]:
     columns, lines = numbers.columns(data), []
+    some = any(group.reference and group.reference.centralised for group in data.groups)
     for task in tasks(data):
         cells = {group.label: [numbers.cell(group, column, kind) for column in columns] for group in task.groups}
-        best = [_best(column, [row[i] for row in cells.values()]) for i, column in enumerate(columns)]
+        ranked = [cells[group.label] for group in task.groups if not group.reference]
+        best = [_best(column, [row[i] for row in ranked]) for i, column in enumerate(columns)]
+        pooled = [group for group in task.groups if group.reference and group.reference.centralised]
+        ceiling = max((cells[group.label][0].mean or 0.0 for group in pooled), default=None)
         for group in sorted(task.groups, key=lambda group: -(cells[group.label][0].mean or 0.0)):
-            shown = [_shown(*one) for one in zip(columns, cells[group.label], best, strict=True)]
+            own = [None] * len(best) if group.reference else best
+            shown = [_shown(*one) for one in zip(columns, cells[group.label], own, strict=True)]
             rounds = numbers.rounds(group, kind)
-            lines.append(Line(group.label, task.words, len(group.entries), rounds, shown))
+            to = _to_ceiling(cells[group.label][0].mean, ceiling) if some else None
+            lines.append(Line(group.label, task.words, len(group.entries), rounds, shown, bool(group.reference), to))
     return lines
+
+
+def _to_ceiling(local: float | None, ceiling: float | None) -> Shown:
+    if local is None or ceiling is None:
+        return Shown("–", "", kind="none")
+    return Shown(points(local - ceiling), f"{local - ceiling:.8g}")
 
 
 def _best(column: Column, cells: Sequence[Cell]) -> float | None:
