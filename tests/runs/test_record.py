@@ -290,7 +290,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path: Path, dama
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"), [("0.1", "0.9", "was changed"), ('"round": 2', '"round" 2', "damaged")]
+    ("old", "new", "told"), [("0.1", "0.9", "was changed"), ('"round": 2', '"round" 2', "is damaged")]
 )
 def test_lines_that_are_not_as_they_were_are_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
     folder = Folder(tmp_path)
