@@ -14,6 +14,8 @@ from .. import files, privacy, server
 from .. import methods as M
 from ..clients import Clients
 from ..data import PARTITIONS, Dataset, DatasetConfig, Federation
+from ..data.augment import configured
+from ..data.datasets import VARIED
 from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
@@ -102,14 +104,17 @@ def common_tables(
     given = dict(settings)
     if isinstance(given.get("method"), type):
         given["method"] = class_name(given["method"])
-    if federation:
-        given = {key: value for key, value in given.items() if key.split(".")[0] not in ("dataset", "partition")}
-    own, replaced = federation.dataset if federation else given.get("dataset"), set[str]()
-    if isinstance(own, Dataset):
-        given["dataset"] = DatasetConfig.of(own).model_dump(exclude_defaults=True)
-        replaced = {"dataset", "partition"} if federation else {"dataset"}
-    file = {key: value for key, value in without_compare(source).items() if key not in replaced}
-    return [file, C.undot(given.items())]
+    own = federation.dataset if federation else given.pop("dataset", None)
+    if not isinstance(own, Dataset):
+        given |= {"dataset": own} if own is not None else {}
+        return [without_compare(source), C.undot(given.items())]
+    tables = [without_compare(source), C.undot(given.items())]
+    varied = {k: v for table in tables for k, v in table.get("dataset", {}).items() if k in VARIED}
+    for table in tables:
+        table.pop("dataset", None)
+        if federation:
+            table.pop("partition", None)
+    return [*tables, {"dataset": {**DatasetConfig.of(own).model_dump(exclude_defaults=True), **varied}}]
 
 
 def class_name(method: type[Method]) -> str:
@@ -223,10 +228,11 @@ def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frozen(parts: build.Parts) -> dict[str, str | None]:
-    """What was computed once per image; or why nothing was."""
-    tuning, model = parts.method.tuning, parts.model
+    """What was computed once per image; or why nothing was. Of training images that vary, what their views are."""
+    tuning, model, varied = parts.method.tuning, parts.model, configured(parts.config.dataset)
     name = tuning.frozen_name(model)
-    return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}
+    why_not = None if name else why_not_cached(tuning)
+    return {"values": name or None, "why_not": why_not, "views": varied.sentence(name, why_not) if varied else None}
 
 
 # ---- the small scale of a file: the settings of its [mini] table
