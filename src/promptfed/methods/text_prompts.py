@@ -12,7 +12,7 @@ from ..tunings.text import TextContext
 
 
 class TextMethod(Method):
-    """With the learning rate that was chosen for text contexts."""
+    """With the learning rate and momentum of the plug-ins on frozen models."""
 
     tuned: ClassVar[type[Tuning]] = TextContext
 
