@@ -89,7 +89,7 @@ def test_commands_and_files_that_are_named_exist(name):
     for line in re.findall(r"^(?:\$ )?promptfed (.*)$", fenced, re.MULTILINE):
         command, *words = line.partition("#")[0].split()
         assert command in commands, line
-        if command in ("run", "compare", "partition") and "mine:" not in line:
+        if command in ("run", "compare", "tune", "choose", "partition") and "mine:" not in line:
             C.make(C.parse_assignments([word for word in words if "=" in word and "..." not in word]))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .phases import Batch, Context, Optimizer, Phase, Update
     from .runs.api import Result, run
     from .runs.comparison import compare
+    from .search.choose import choose
     from .search.tune import tune
     from .serving import Predictions, Predictor, export, load
     from .serving.joining import join
@@ -27,6 +28,7 @@ else:
             **dict.fromkeys(("Result", "run"), ".runs.api"),
             "compare": ".runs.comparison",
             "tune": ".search.tune",
+            "choose": ".search.choose",
             **dict.fromkeys(("Dataset", "DatasetConfig", "Federation", "Partition", "federate"), ".data"),
             "load_dataset": ".data:load",
             "UserError": ".errors",
@@ -66,6 +68,7 @@ __all__ = [
     "Tuning",
     "Update",
     "UserError",
+    "choose",
     "compare",
     "export",
     "federate",

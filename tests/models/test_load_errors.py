@@ -161,8 +161,8 @@ def test_a_path_that_does_not_exist(name: str) -> None:
 def test_images_of_another_size_name_the_setting(clip_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dataset\.size: .* needs image sides that are multiples of 8, got 20x20"):
         build(str(clip_folder), (3, 20, 20), 3, 0, CLASSES)
-    with pytest.raises(UserError, match=r"dataset\.size: .* got images of 16x16 pixels in 1 channel; .*channels=3"):
-        build(str(clip_folder), (1, 16, 16), 3, 0, CLASSES)
+    with pytest.raises(UserError, match=r"got images of 24x24 pixels in 1 channel; set dataset\.size=24 and .*nels=3"):
+        build(str(clip_folder), (1, 24, 24), 3, 0, CLASSES)
     vocabulary = write_tokenizer(tmp_path)
     w = random({**open_clip_resnet(16, (1, 1, 1, 1), 32, 20), **open_clip_text(64, 1, vocabulary, LENGTH, 20)})
     write(tmp_path, w, "open_clip_model.safetensors")

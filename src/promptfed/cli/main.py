@@ -20,7 +20,7 @@ from .common import console
 from .listing import list_
 from .results import analyse, export, join, predict, report
 from .runs import compare, partition, run, watch
-from .search import tune
+from .search import choose, tune
 
 
 class Commands(TyperGroup):
@@ -36,7 +36,7 @@ class Commands(TyperGroup):
             if (
                 option is None
                 or similar is None
-                or ctx.invoked_subcommand not in ("run", "compare", "tune", "partition")
+                or ctx.invoked_subcommand not in ("run", "compare", "tune", "choose", "partition")
             ):
                 raise
             name = option.lstrip("-")
@@ -73,7 +73,7 @@ def start(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run, compare, tune, watch, partition, list_),
+    *(run, compare, tune, choose, watch, partition, list_),
     *(report, analyse, predict, export, join),
 )
 for command in COMMANDS:

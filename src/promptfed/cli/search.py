@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +14,10 @@ from .common import Out, Words, console, interruptible, names, numbers, split
 from .runs import Mini, folder_for
 
 if TYPE_CHECKING:
+    from ..search import choose as choosing
     from ..search import tune as tuning
 else:
-    tuning = lazy.Module("search.tune")
+    choosing, tuning = map(lazy.Module, ("search.choose", "search.tune"))
 
 
 def tune(
@@ -47,3 +50,31 @@ def tune(
     scale = " --mini" if mini else ""
     console.print(f"chosen settings are in {found.file}; next:", soft_wrap=True, highlight=False)
     console.print(f"  promptfed compare {found.file}{scale}", soft_wrap=True, highlight=False)
+
+
+def choose(
+    words: Words = None,
+    methods: Annotated[
+        str, typer.Option("--methods", help="candidates, comma-separated; default: some that fit the backbone")
+    ] = "",
+    minutes: Annotated[float, typer.Option("--minutes", help="the budget")] = 10.0,
+    out: Out = None,
+) -> None:
+    """Find the method and learning rates that suit a federation, on validation data and within some minutes."""
+    preset, given = split(words)
+    folder = out or _fresh("choice")
+    plan = choosing.prepare(preset, given, methods=names(methods), minutes=minutes, out=folder)
+    try:
+        found = choosing.execute(plan, console)
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; nothing is chosen, the runs so far are in {folder}", soft_wrap=True)
+        raise typer.Exit(lazy.INTERRUPTED) from None
+    console.print(choosing.ranking(found))
+    for sentence in (*found.sentences(), f"next: promptfed run {found.file}"):
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def _fresh(name: str) -> Path:
+    """A folder of its own below runs/."""
+    paths = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())

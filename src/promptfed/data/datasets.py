@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import UserError, nearest
 from . import cache, sources, tables
@@ -137,6 +137,23 @@ class DatasetConfig(BaseModel):
     )
     mean: Scale = Field(None, description=_SCALE)
     std: Scale = Field(None, description=_SCALE)
+    augment: Literal["none", "flip", "crop+flip"] = Field(
+        "none", description="How training images vary: mirrored at random, or also cropped at random and resized."
+    )
+    views: int = Field(
+        0,
+        ge=0,
+        description="Fixed views of each training image, of which every epoch draws one, so that outputs of frozen "
+        "layers are cached; 0: a new view in every epoch, and nothing of training is cached.",
+    )
+
+    @model_validator(mode="after")
+    def _has_views(self) -> "DatasetConfig":
+        if self.views and self.augment == "none":
+            raise UserError(f'dataset.views = {self.views} needs dataset.augment to be "flip" or "crop+flip"')
+        if self.views not in (0, 2) and self.augment == "flip":
+            raise UserError(f'dataset.views = {self.views}: dataset.augment = "flip" has 2 views (allowed: 0 or 2)')
+        return self
 
 
 def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
@@ -154,7 +171,7 @@ def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
     name = path.resolve().name if entry is UNLISTED and path.exists() else config.name
     key = cache.key(
         identity=located.identity,
-        settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels"}),
+        settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels", "augment", "views"}),
         resolved=[resize and asdict(resize), channels, mean, std, entry.keep, entry.names],
     )
     path = cache.root() / f"{cache.slug(name)}-{key}"

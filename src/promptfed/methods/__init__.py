@@ -84,16 +84,15 @@ METHODS: dict[str, type[Method]] = {
     "class-mean": ClassMean,
     "centralised": Centralised,
 }
-# What is tuned instead of all weights: a tuning, and its settings. Their learning rates were chosen by validation
-# accuracy; methods that have rates of their own keep these.
-_HEAD = {"lr": 0.01, "momentum": 0.9}
-_TEXT = {"lr": 0.01, "momentum": 0.9}
+# What is tuned instead of all weights: a tuning, and its settings. One rate for all, chosen for heads by
+# validation accuracy on photos; methods that have rates of their own keep these.
+_SGD = {"lr": 0.01, "momentum": 0.9}
 TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
-    "head": (HeadOnly, _HEAD),
-    "vpt": (Tokens, _HEAD),
-    "vpt-d": (Tokens, {"layers": "all", **_HEAD}),
-    "promptfl": (TextContext, _TEXT),
-    "maple": (Maple, _TEXT),
+    "head": (HeadOnly, _SGD),
+    "vpt": (Tokens, _SGD),
+    "vpt-d": (Tokens, {"layers": "all", **_SGD}),
+    "promptfl": (TextContext, _SGD),
+    "maple": (Maple, _SGD),
 }
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
 FINE_TUNED = {"ft": {"finetune_epochs": 5}}

@@ -14,6 +14,7 @@ from .. import files, privacy, server
 from .. import methods as M
 from ..clients import Clients
 from ..data import PARTITIONS, Federation
+from ..data.augment import configured
 from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
@@ -180,10 +181,11 @@ def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frozen(parts: build.Parts) -> dict[str, str | None]:
-    """What was computed once per image; or why nothing was."""
-    tuning, model = parts.method.tuning, parts.model
+    """What was computed once per image; or why nothing was. Of training images that vary, what their views are."""
+    tuning, model, varied = parts.method.tuning, parts.model, configured(parts.config.dataset)
     name = tuning.frozen_name(model)
-    return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}
+    why_not = None if name else why_not_cached(tuning)
+    return {"values": name or None, "why_not": why_not, "views": varied.sentence(name, why_not) if varied else None}
 
 
 # ---- the small scale of a file: the settings of its [mini] table

@@ -99,10 +99,12 @@ def _search(plan: TunePlan, console: Console | None) -> Tuned:
     for config in {_data(job.config): job.config for job in plan.tuned}.values():
         workers.check(config)
     rows = [_Row(job, plan, optuna) for job in plan.tuned]
-    with Board(console, lambda: _table(rows, plan.trials)) as board:
+    with (
+        Pool(plan.tuned[0].config.engine.device, plan.folder / LOG) as pool,
+        Board(console, lambda: _table(rows, plan.trials)) as board,
+    ):
         if not optuna:
             board.say('Optuna is not installed: a fixed grid without pruning (pip install "promptfed[tune]")')
-        pool = Pool(plan.tuned[0].config.engine.device, plan.folder / LOG)
         waiting: dict[Path, tuple[_Row, Trial]] = {}
 
         def take() -> Job | None:

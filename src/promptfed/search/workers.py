@@ -14,11 +14,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from threading import Lock
+from threading import Event, Lock
 from typing import IO, Any
 
 from ..clients.base import Notice
@@ -59,11 +60,20 @@ class Ended:
 
 
 class Pool:
-    """One worker per core, or a single one on an accelerator."""
+    """One worker per core, or a single one on an accelerator; each starts with its first job."""
 
     def __init__(self, device: str, log: Path) -> None:
         self.size = build.cores() if build.pick_device(device).type == "cpu" else 1
-        self._log = log
+        self._log = log.open("a")
+        self._workers = [_Worker(self._log) for _ in range(self.size)]
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for worker in self._workers:
+            worker.kill()
+        self._log.close()
 
     def run(
         self, take: Callable[[], Job | None], end: Callable[[Job, Ended], None], seconds: float | None = None
@@ -71,26 +81,29 @@ class Pool:
         """Trains what take() gives until it gives None. Neither function nor a job's on_round is called by two threads
         at once. After so many seconds workers are killed; the rounds that their runs have completed are kept."""
         lock, over = Lock(), False
-        with self._log.open("a") as log, ThreadPoolExecutor(self.size) as threads:
-            workers = [_Worker(log) for _ in range(self.size)]
+        for worker in self._workers:
+            worker.revive()
 
-            def work(worker: _Worker) -> None:
-                while True:
-                    with lock:
-                        job = None if over else take()
-                    if job is None:
-                        return
-                    ended = worker(job, lock)
-                    with lock:
-                        end(job, ended)
+        def work(worker: _Worker) -> None:
+            while True:
+                with lock:
+                    job = None if over else take()
+                if job is None:
+                    return
+                ended = worker(job, lock)
+                with lock:
+                    end(job, ended)
 
-            futures = [threads.submit(work, worker) for worker in workers]
+        with ThreadPoolExecutor(self.size) as threads:
+            futures = [threads.submit(work, worker) for worker in self._workers]
+            late: set[Future[None]] = set(futures)
             try:
-                wait(futures, seconds, return_when=FIRST_EXCEPTION)
-            finally:
+                late = wait(futures, seconds, return_when=FIRST_EXCEPTION).not_done
+            finally:  # also of Ctrl-C
                 over = True
-                for worker in workers:
-                    worker.kill()
+                if late:
+                    for worker in self._workers:
+                        worker.kill()
         for future in futures:
             future.result()
 
@@ -101,47 +114,33 @@ class _Worker:
     def __init__(self, log: IO[str]) -> None:
         self._log = log
         self._process: subprocess.Popen[str] | None = None
-        self._killed = False
+        self._killed = Event()
+        self._guard = Lock()  # a process that is just starting is killed too
+
+    def revive(self) -> None:
+        """After kill(): the next job starts another process."""
+        self._killed.clear()
 
     def __call__(self, job: Job, lock: Lock) -> Ended:
         begun = time.monotonic()
-        self._send({"config": job.config.complete(), "folder": str(job.folder.absolute()), "path": sys.path})
-        while told := self._read():
-            seconds = time.monotonic() - begun
+        with self._guard:
+            if self._killed.is_set():
+                return Ended("killed", 0.0)
+            process = self._process = self._process or self._start()
+        _send(process, {"config": job.config.complete(), "folder": str(job.folder.absolute()), "path": sys.path})
+        while told := _read(process):
             if "how" in told:
                 if told["how"] == "traceback":
                     raise RuntimeError("in a worker process:\n" + told["text"])
-                return Ended(told["how"], seconds, UserError(told["text"]) if told["text"] else None)
+                error = UserError(told["text"]) if told["text"] else None
+                return Ended(told["how"], time.monotonic() - begun, error)
             with lock:
                 go_on = job.on_round(Round(**told))
-            self._send(go_on)
-        if self._killed:
+            _send(process, go_on)
+        code = process.wait()
+        if self._killed.is_set():
             return Ended("killed", time.monotonic() - begun)
-        assert self._process is not None
-        raise UserError(
-            f"a worker process ended with code {self._process.wait()} (out of memory?); the same command goes on"
-        )
-
-    def _send(self, message: Any) -> None:
-        if self._process is None and not self._killed:
-            self._process = self._start()
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:  # it has died: reading finds that out too
-            return
-
-    def _read(self) -> dict[str, Any]:
-        """The next message; empty if there is none any more."""
-        if self._process is None:
-            return {}
-        assert self._process.stdout is not None
-        text = self._process.stdout.readline()
-        told: dict[str, Any] = json.loads(text) if text.endswith("\n") else {}
-        return told
+        raise UserError(f"a worker process ended with code {code} (out of memory?); the same command goes on")
 
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -152,10 +151,27 @@ class _Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def kill(self) -> None:
-        self._killed = True
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        with self._guard:
+            self._killed.set()
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _send(process: subprocess.Popen[str], message: Any) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has died: reading finds that out too
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+
+
+def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next message; empty if there is none any more."""
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    told: dict[str, Any] = json.loads(text) if text.endswith("\n") else {}
+    return told
 
 
 # ---- in the worker

@@ -45,10 +45,11 @@ class Patches:
 
     def fit(self, name: str, weights: Params, position: str, image: Image) -> Params:
         """The weights, with position embeddings for images of this size."""
-        if image[0] != self.channels or image[1] != image[2]:
-            raise _another_size(name, (self.channels, self.side, self.side), image)
         check_patches(name, image, self.patch)
-        grid = image[1] // self.patch
+        side = image[1]
+        if image != (self.channels, side, side):
+            raise _another_size(name, (self.channels, side, side), image)
+        grid = side // self.patch
         return weights | {position: interpolate(weights[position], grid, grid)}
 
 

@@ -1,0 +1,100 @@
+"""Whether one row of a comparison is ahead of another: paired differences over seeds and clients, with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+LEVEL = 0.95
+_DRAWS = 4_000
+
+Numbers = Mapping[str, Any]  # result.json of a run
+Column = Literal["local", "global"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two accuracies, as fractions: ours minus theirs, with a 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int  # that are paired
+    clients: int
+    column: Column = "local"  # the accuracy that it is the difference of
+
+    @property
+    def word(self) -> str:
+        """What the interval allows to say."""
+        if self.low <= 0 <= self.high:
+            return "cannot be told apart"
+        return "ahead" if self.mean > 0 else "behind"
+
+    def complete(self) -> dict[str, Any]:
+        return {**asdict(self), "word": self.word}
+
+
+def one_model(numbers: Numbers) -> bool:
+    """Whether all clients of a run share one model: only then its global accuracy follows from the clients' own scores,
+    and none of them is scored on all clients' test data."""
+    own = any("global_accuracy" in client for client in numbers.get("clients", {}).get("aggregated", ()))
+    return not own and numbers["metrics"]["aggregated"]["last"]["global"] is not None
+
+
+def main_column(*rows: Sequence[Numbers]) -> Column:
+    """The accuracy to compare rows by: on all clients' test data if each has one model for all clients; else on each
+    client's own."""
+    return "global" if all(one_model(numbers) for runs in rows for numbers in runs) else "local"
+
+
+def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> Difference | None:
+    """Between two rows, paired by seed and client, in their main column. None if they share no seed, if their clients
+    hold different test data, or if there is one seed and one client."""
+    a, b = ({numbers["seed"]: _scores(numbers) for numbers in runs} for runs in (ours, theirs))
+    pairs = [(a[seed], b[seed]) for seed in a if seed in b]
+    clients = sorted(set.intersection(*({*x} & {*y} for x, y in pairs))) if pairs else []
+    sizes = [[(x[c][0], y[c][0]) for c in clients] for x, y in pairs]
+    if not clients or any(n != m for row in sizes for n, m in row):
+        return None
+    values = np.array([[x[c][1] - y[c][1] for c in clients] for x, y in pairs])
+    column = main_column(ours, theirs)
+    weights = np.array(sizes)[..., 0].mean(0) if column == "global" else np.ones(len(clients))
+    return interval(values, weights, column)
+
+
+def interval(values: np.ndarray, weights: np.ndarray, column: Column = "local") -> Difference | None:
+    """The mean of paired differences (seeds, clients), the clients weighted, and its bootstrap interval.
+
+    Seeds and clients are resampled independently. A percentile interval of few values is too narrow, so each part is
+    scaled by sqrt(n / (n - 1)) and their sum by the ratio of Student's t to the normal quantile, with Satterthwaite's
+    degrees of freedom. What is specific to a seed at a client is in both parts: the interval is rather too wide."""
+    seeds, clients = values.shape
+    shares = weights / weights.sum()
+    mean = float((values @ shares).mean())
+    rng, draws, variances = np.random.default_rng(0), np.zeros(_DRAWS), []
+    for each, share in ((values @ shares, np.full(seeds, 1 / seeds)), (values.mean(0), shares)):
+        if len(each) == 1:
+            continue
+        n = 1 / float(share @ share)  # Kish's effective number
+        drawn = rng.multinomial(len(each), np.full(len(each), 1 / len(each)), _DRAWS) * share
+        part = np.sqrt(n / (n - 1)) * (drawn @ (each - mean)) / drawn.sum(1)
+        variances.append((float(part.var()), n - 1))
+        draws += part
+    if not variances:
+        return None
+    total = sum(variance for variance, _ in variances)
+    freedom = total**2 / sum(v**2 / df for v, df in variances) if total else np.inf
+    tail = (1 + LEVEL) / 2
+    wider = stdtrit(freedom, tail) / ndtri(tail) if total else 1.0
+    low, high = (float(mean + wider * q) for q in np.quantile(draws, (1 - tail, tail)))
+    return Difference(mean, low, high, seeds, clients, column)
+
+
+def _scores(numbers: Numbers) -> dict[int, tuple[int, float]]:
+    """Client -> its test samples and accuracy, as the server sends the model in the last evaluated round."""
+    rows = numbers.get("clients", {}).get("aggregated", ())
+    return {row["client"]: (row["n_test"], row["accuracy"]) for row in rows if row["accuracy"] is not None}

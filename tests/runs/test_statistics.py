@@ -1,0 +1,107 @@
+"""Differences between rows, against intervals computed in other ways."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from promptfed.runs.statistics import Difference, difference, interval
+
+
+def result(accuracies: Sequence[float | None], seed: int = 0, own: bool = True, n: Sequence[int] = ()) -> Any:
+    """`own`: each client has a model of its own, which is scored on all clients' test data too."""
+    sizes = n or [10] * len(accuracies)
+    rows = [
+        {"client": i, "n_test": size, "accuracy": a, **({"global_accuracy": 0.5} if own else {})}
+        for i, (a, size) in enumerate(zip(accuracies, sizes, strict=True))
+    ]
+    return {"seed": seed, "clients": {"aggregated": rows}, "metrics": {"aggregated": {"last": {"global": 0.5}}}}
+
+
+# ---- the interval
+
+
+@pytest.mark.parametrize("n", [5, 12, 60])
+def test_one_seed_of_normal_data_has_the_interval_of_the_paired_t_test(n: int) -> None:
+    values = np.random.default_rng(n).normal(0.4, 1.0, n)
+    found = interval(values[None], np.ones(n))
+    assert found
+    exact = stats.ttest_rel(values, np.zeros(n)).confidence_interval(0.95)
+    assert found.mean == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=0.06 * (exact.high - exact.low))
+
+
+def test_one_client_leaves_the_seeds() -> None:
+    values = np.random.default_rng(3).normal(0.4, 1.0, 8)
+    assert interval(values[:, None], np.ones(1)) == Difference(
+        *(getattr(interval(values[None], np.ones(8)), name) for name in ("mean", "low", "high")), seeds=8, clients=1
+    )
+    assert interval(values[:1, None], np.ones(1)) is None
+
+
+@pytest.mark.parametrize("spread", [(0.0, 1.0, 1.0), (1.0, 0.3, 0.3)])
+def test_the_interval_holds_the_true_difference_about_95_times_in_100(spread: tuple[float, float, float]) -> None:
+    """Effects of seeds, of clients, and of both together; the true difference is 0. Of 200 intervals of level 0.95, 181
+    or fewer hold it with a probability of 0.4 %."""
+    rng, held = np.random.default_rng(0), 0
+    of_seeds, of_clients, of_both = spread
+    for _ in range(200):
+        values = (
+            of_seeds * rng.normal(size=(3, 1)) + of_clients * rng.normal(size=10) + of_both * rng.normal(size=(3, 10))
+        )
+        found = interval(values, np.ones(10))
+        assert found
+        held += found.low <= 0 <= found.high
+    assert held > 181
+
+
+def test_seeds_that_disagree_widen_it() -> None:
+    clients = np.random.default_rng(0).normal(0.1, 0.02, 10)
+    calm = interval(np.stack([clients] * 3), np.ones(10))
+    split = interval(np.stack([clients - 0.1, clients, clients + 0.1]), np.ones(10))
+    assert calm
+    assert split
+    assert calm.word == "ahead"
+    assert split.word == "cannot be told apart"
+
+
+def test_values_without_spread_have_an_interval_without_width() -> None:
+    assert interval(np.full((2, 3), 0.25), np.ones(3)) == Difference(0.25, 0.25, 0.25, 2, 3)
+
+
+# ---- rows
+
+
+@pytest.mark.parametrize(("gain", "word"), [(0.3, "ahead"), (-0.3, "behind"), (0.0, "cannot be told apart")])
+def test_words_follow_from_the_interval(gain: float, word: str) -> None:
+    base = [0.3, 0.5, 0.4, 0.6, 0.5]
+    noise = [0.02, -0.02, 0.01, -0.01, 0.0]
+    ours = result([a + gain + e for a, e in zip(base, noise, strict=True)])
+    found = difference([ours], [result(base)])
+    assert found
+    assert (found.word, found.seeds, found.clients) == (word, 1, 5)
+    assert found.mean == pytest.approx(gain)
+    assert found.complete()["word"] == word
+
+
+def test_pairs_are_of_the_same_seed_and_client() -> None:
+    ours = [result([0.9, None, 0.7], seed=1), result([0.1, 0.2, 0.3], seed=5)]
+    theirs = [result([0.0, 0.0, 0.0], seed=2), result([0.5, 0.5, 0.5], seed=1)]
+    found = difference(ours, theirs)
+    assert found
+    assert (found.seeds, found.clients, found.mean) == (1, 2, pytest.approx(0.3))
+    assert difference(ours, theirs[:1]) is None, "no seed is of both"
+    assert difference([result([0.5, 0.5], n=[10, 20])], [result([0.5, 0.5], n=[10, 10])]) is None, "other test data"
+
+
+def test_models_for_all_clients_are_compared_on_all_clients_test_data() -> None:
+    n = [10, 30]
+    ours, theirs = (result(a, own=False, n=n) for a in ([0.5, 0.9], [0.5, 0.5]))
+    found = difference([ours], [theirs])
+    assert found
+    assert (found.column, found.mean) == ("global", pytest.approx(0.4 * 30 / 40))
+    personal = difference([ours], [result([0.5, 0.5], n=n)])
+    assert personal
+    assert (personal.column, personal.mean) == ("local", pytest.approx(0.2))

@@ -1,0 +1,149 @@
+"""Choosing a method: the race against the clock, its ranking, and the file that run takes."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from promptfed import choose, run
+from promptfed.errors import UserError
+from promptfed.runs import config as C
+from promptfed.search import choose as ch
+from promptfed.search.workers import Pool
+
+TINY: dict[str, Any] = {
+    "dataset": {"name": "shapes", "limit": 160},
+    "partition": {"name": "iid", "clients": 3},
+    "backbone": "vit-mini",
+    "method.epochs": 1,
+    "engine.workers": 1,
+    "rounds": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+# ---- before the first round
+
+
+def test_a_budget_of_zero_a_full_folder_and_an_empty_validation_set_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--minutes = 0 must be greater than 0"):
+        choose(minutes=0, out=tmp_path / "out", **TINY)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is not empty; choose another --out"):
+        choose(minutes=1, out=tmp_path, **TINY)
+    bare = {**TINY, "partition": {"name": "iid", "clients": 3, "split": (0.8, 0.0, 0.2)}}
+    with pytest.raises(UserError, match=r"partition\.split = \[0\.8, 0\.0, 0\.2\]: no client has validation data"):
+        choose(minutes=1, out=tmp_path / "out", **bare)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "usual", "left_out"),
+    [
+        ("clip-mini", ch._FOR_CLIP, {"tpfl", "dp2fl"}),  # their default prompts are too large for it
+        ("vit-mini", ch._FOR_VIT, set()),
+        ("cnn", ch._FROM_SCRATCH, set()),
+        ("vit-tiny", ch._FROM_SCRATCH, set()),
+    ],
+)
+def test_the_usual_candidates_fit_their_backbones(
+    backbone: str, usual: tuple[str, ...], left_out: set[str], tmp_path: Path
+) -> None:
+    plan = ch.prepare(None, {**TINY, "backbone": backbone}, out=tmp_path)
+    assert set(plan.left_out) == left_out
+    assert set(plan.candidates) == set(usual) - left_out
+
+
+def test_a_candidate_that_is_named_must_fit(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no text tower"):
+        ch.prepare(None, TINY, methods=["head-tune", "promptfl"], out=tmp_path)
+
+
+# ---- the race, without training
+
+
+def arm(name: str, vals: list[float], round: int = 2, factor: float = 1.0, seconds: float = 1.0) -> ch.Arm:
+    made = ch.Arm(name, factor, C.make({"method": {"name": "fedavg"}}), Path(name), done=round, train=seconds)
+    made.vals[round] = dict(enumerate(vals))
+    return made
+
+
+def race(tmp_path: Path, arms: list[ch.Arm], minutes: float = 1.0, rounds: int = 9) -> ch._Race:
+    plan = ch.ChoosePlan(C.make({"rounds": rounds}), {}, {}, minutes, tmp_path)
+    pool = Pool("cpu", tmp_path / "log")
+    pool.size = 1
+    made = ch._Race(plan, pool, time.monotonic())
+    made.arms = arms
+    return made
+
+
+def test_the_best_are_kept_with_two_methods_among_them() -> None:
+    arms = [arm("a", [0.9]), arm("a", [0.8], factor=3.0), arm("a", [0.7], factor=0.1), arm("b", [0.1])]
+    assert [(one.name, one.factor) for one in ch._best(arms, 3)] == [("a", 1.0), ("a", 3.0), ("b", 1.0)]
+    assert [one.name for one in ch._best(arms, 1)] == ["a", "b"]
+
+
+def test_a_candidate_too_slow_for_the_budget_is_told_so(tmp_path: Path) -> None:
+    found = race(tmp_path, [arm("quick", [0.5]), arm("slow", [0.9], seconds=30.0)])
+    found._drop_slow()
+    assert [one.name for one in found.arms] == ["quick"]
+    assert found.left_out == {"slow": "too slow for the budget of 1.0 min: its 9 rounds would take about 4.5 min"}
+    with pytest.raises(UserError, match=r"--minutes = 1 is too short for every candidate \(slow: too slow"):
+        race(tmp_path, [arm("slow", [0.9], seconds=30.0)])._drop_slow()
+
+
+def test_what_is_planned_fits_the_time(tmp_path: Path) -> None:
+    arms = [arm(name, [0.5]) for name in "abcd"]
+    found = race(tmp_path, arms)
+    chosen, rung = found._fitting(arms, 9, share=20.0)  # 7 s each: two fit into 17
+    assert (len(chosen), rung) == (2, 9)
+    chosen, rung = found._fitting(arms, 9, share=10.0)  # two up to an earlier round
+    assert (len(chosen), rung) == (2, 6)
+    assert found._fitting(arms, 9, share=1.0) == ([], 0)
+
+
+def test_the_ranking_says_what_the_clients_can_tell(tmp_path: Path) -> None:
+    lead, noise = np.linspace(0.6, 0.9, 30), np.tile([0.04, -0.04], 15)
+    arms = [
+        arm("far", list(lead - 0.2 + noise)),
+        arm("near", list(lead - 0.002 + noise)),
+        arm("lead", list(lead)),
+        arm("lead", list(lead - 0.3), factor=3.0),
+    ]
+    ranked = race(tmp_path, arms).ranking()
+    assert [(one.method, one.word) for one in ranked] == [
+        ("lead", ""),
+        ("near", "cannot be told apart"),
+        ("far", "behind"),
+    ]
+    assert ranked[2].behind
+    assert ranked[2].behind.low < 0.2 < ranked[2].behind.high
+    said = ch.Chosen(tmp_path, ranked, {}, 9, 1.0).sentences()
+    assert "cannot tell it from near:" in said[1]
+
+
+# ---- all of it
+
+
+def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    found = choose(methods=["class-mean", "head-tune", "local+head"], minutes=2, out=tmp_path / "out", **TINY)
+    assert time.monotonic() - begun < 130
+    values = [one.val for one in found.ranking]
+    assert {one.method for one in found.ranking} == {"class-mean", "head-tune", "local+head"}
+    assert values[0] == max(one.val for one in found.ranking if one.rounds == found.ranking[0].rounds)
+    written = json.loads((tmp_path / "out" / ch.RANKING).read_text())
+    assert [row["method"] for row in written["ranking"]] == [one.method for one in found.ranking]
+    assert not list((tmp_path / "out").glob("*/checkpoint.safetensors"))
+    result = run(found.file, out=tmp_path / "run")
+    assert result.numbers["method"] == found.ranking[0].method
+    assert result.numbers["rounds"] == 4
+    if found.ranking[0].rounds == 4:  # the same run as in the race
+        assert result.metrics["val"] == found.ranking[0].val
