@@ -10,6 +10,7 @@ SMALL = {
     "dp2fl": {"depth": 2, "lr": 0.01},
     **{name: {"context": 3} for name in ("promptfl", "kgcoop", "prograd", "promptfolio", "cocoop")},
     "fedpgp": {"context": 3, "rank": 2},
+    "fedbn": {"epochs": 1},  # of a transformer, all weights of it
 }
 
 
