@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import methods as M
-from ..errors import UserError, nearest
-from . import api, build, dryrun, record, tables
+from ..data import Federation
+from ..errors import UserError, nearest, unknown
+from ..method import Method
+from . import api, build, dryrun, record, sheets, tables
 from . import config as C
-from .api import Result, method_settings, shrunk, small, without_compare
+from .api import Result, method_settings, shrunk, small
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -53,7 +55,7 @@ class Job:
 
 def rows(
     spec: Mapping[str, Any],
-    methods: Sequence[str] = (),
+    methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     mini: Mapping[str, Any] | None = None,
 ) -> list[Row]:
@@ -65,7 +67,7 @@ def rows(
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
     columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
-    named = [_Part(name, {"method": {"name": name}}, {}, None) for name in methods]
+    named = [_of_method(method) for method in methods]
     found = []
     for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
         for column in columns:
@@ -114,6 +116,12 @@ class _Part(NamedTuple):
     settings: Table
     mini: Table | None  # None: not at the small scale
     seeds: Any
+
+
+def _of_method(method: str | type[Method]) -> _Part:
+    if isinstance(method, str):
+        return _Part(method, {"method": {"name": method}}, {}, None)
+    return _Part(method.__name__, {"method": {"name": api.class_name(method)}}, {}, None)
 
 
 def _part(table: Mapping[str, Any], kind: str) -> _Part:
@@ -195,6 +203,13 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
     for job in jobs:
         if (job.folder / "config.toml").exists():
             _same(job)
+
+
+def _share(federation: Federation, file: Path) -> None:
+    """Writes the split of all runs."""
+    if file.exists() and file.read_text() != federation.text():
+        raise UserError(f'--out: "{file.parent}" holds another partition; choose another --out')
+    federation.save(file)
 
 
 def check(jobs: Iterable[Job]) -> None:
@@ -301,6 +316,8 @@ class ComparisonPlan:
     folder: Path
     file: str = ""
     budget: str = ""  # what the settings were tuned with
+    federation: Federation | None = None  # of all runs, in place of one that is loaded and split
+    against: str = ""  # the row that the others are compared with
 
     @property
     def layout(self) -> tables.Places:
@@ -319,33 +336,50 @@ def prepare(
     preset: str | Path | None,
     settings: Mapping[str, Any],
     *,
-    methods: Sequence[str] = (),
+    methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     out: Path,
     mini: bool = False,
     only: str = "",
+    against: str = "",
+    federation: Federation | None = None,
 ) -> ComparisonPlan:
-    """Reads and checks everything before the first run. `only`: the rows whose label has this in it."""
+    """Reads and checks everything before the first run. `only`: the rows whose label has this in it. `against`: the row
+    to which the tables have the differences of the others."""
     source = C.read(preset) if preset else {}
     spec = source.get("compare", {})
     found = rows(spec, methods, seeds, small(source) if mini else None)
-    jobs = plan([without_compare(source), C.undot(settings.items())], found, out, named(spec))
+    common = api.common_tables(source, settings, federation)
+    common += [api.saved_split(out)] if federation else []
+    jobs = plan(common, found, out, named(spec))
     chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
-    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found))
+    _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found), federation, against)
+
+
+def _check_against(against: str, names: Iterable[str]) -> None:
+    known = set(names)
+    if against and against not in known:
+        raise unknown("--against", against, known)
 
 
 def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext()) -> Outcome:
     """Makes the runs that are not there yet, and the tables of all that are."""
     claim(plan.jobs, plan.folder)
+    if plan.federation:
+        _share(plan.federation, plan.folder / "partition.json")
     check(plan.chosen)
     failed = work(plan.chosen, watch)
     # Rows that `only` leaves out are in the table too, where they are done.
     aside = {job.folder for job in plan.jobs} - {job.folder for job in plan.chosen}
     results = collect(plan.jobs, aside | {job.folder for job, _ in failed})
     notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
-    return Outcome(results, tables.save(results, plan.folder, plan.layout, notes) if results else [], failed)
+    if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in results}:
+        warnings.warn(f'--against = "{plan.against}" is not done: there are no differences to it', stacklevel=2)
+    rows = tables.save(results, plan.folder, plan.layout, notes, plan.against) if results else []
+    return Outcome(results, rows, failed)
 
 
 def complain(outcome: Outcome) -> None:
@@ -360,26 +394,74 @@ def complain(outcome: Outcome) -> None:
         raise UserError("every run of the comparison is held by another process")
 
 
+class Compared(dict[str, list[Result]]):
+    """Results by label, one per seed. `table`: the rows of table.json."""
+
+    def __init__(self, results: Mapping[str, list[Result]], table: list[Table]) -> None:
+        super().__init__(results)
+        self.table = table
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with the columns of table.csv, a row per label."""
+        return sheets.frame(tables.records(self.table))
+
+
+def read(folder: Path, against: str = "") -> Compared:
+    """The comparison in a folder: its runs, or what was kept of them in results.jsonl."""
+    file, kept = folder / "table.json", folder / "results.jsonl"
+    if not file.exists():
+        raise UserError(f'"{folder}" is not the folder of a comparison that has been run: it has no table.json')
+    results: dict[str, list[Result]] = {}
+    try:
+        rows = json.loads(file.read_text())
+        places = {row["label"]: (row["row"], row["column"]) for row in rows if "column" in row}
+        scale = rows[0].get("scale", "") if rows else ""
+        if kept.exists():
+            for line in map(json.loads, kept.read_text().splitlines()):
+                results.setdefault(line["label"], []).append(Result(folder, line["result"]))
+        else:
+            for label in (row["label"] for row in rows):
+                found = sorted(folder.glob(f"{Row(label, {}, ()).slug}-seed*"))
+                runs = [Result(path, numbers) for path in found if (numbers := record.read_result(path))]
+                results |= {label: runs} if runs else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f'"{folder}" is not the folder of a comparison: its table cannot be read') from None
+    if not results:
+        raise UserError(f'"{folder}" has no finished run')
+    _check_against(against, (places.get(label, (label,))[0] for label in results))
+    return Compared(results, tables.table(results, places, scale, against))
+
+
 def compare(
     preset: str | Path | None = None,
     *,
-    methods: Sequence[str] = (),
+    methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     out: str | Path,
+    only: str = "",
+    against: str = "",
     mini: bool = False,
+    federation: Federation | None = None,
     tune: int = 0,
     **settings: Any,
-) -> dict[str, list[Result]]:
-    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: use the small
-    scale of the file, its [mini] table. `tune`: first tune each row on validation data, by so many trials.
+) -> Compared:
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
+    classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
+    `only`: run only rows whose label has this in it. `against`: the row whose paired differences to the others are in
+    the tables. `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation
+    data, by so many trials.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
+    if tune and federation:
+        raise UserError("tune and federation cannot both be given: save the split, and give dataset and partition.file")
     if tune:
         from ..search.tune import tune as search  # which imports this module
 
-        found = search(preset, methods=methods, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
+        names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
+        found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
         preset, settings, methods, seeds = found.file, {}, (), ()
-    outcome = execute(prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini))
+    wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
+    outcome = execute(prepare(preset, settings, out=Path(out), federation=federation, **wanted))
     complain(outcome)
-    return outcome.results
+    return Compared(outcome.results, outcome.table)
