@@ -29,6 +29,7 @@ from .clients.messages import Answer, Ask, Request, read_update
 from .clients.store import Store
 from .clients.wire import unpack
 from .data import Site
+from .data.augment import Augment
 from .method import split_once
 from .runs import config as C
 from .server import Line, Plan, Recorder, run
@@ -93,6 +94,7 @@ class Case:
     model: Model
     federation: Federation
     seed: int = 11
+    augment: Augment | None = None
 
     @property
     def init(self) -> Params:
@@ -117,6 +119,7 @@ class Case:
                 device=torch.device("cpu"),
                 block=block,
                 frozen_bytes=frozen_bytes,
+                augment=self.augment,
             )
 
             def answer(request: Request, blobs: list[bytes]) -> Answer:

@@ -6,11 +6,11 @@ A method's loss is written for one client. A block of K > 1 clients is trained a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,13 +33,26 @@ class Samples:
     mean: Tensor  # (C, 1, 1), on the scale of x
     std: Tensor  # (C, 1, 1)
     frozen: Params = field(default_factory=dict)  # (n, ...) each; x is (n, 0) then, unless the tuning needs both
+    views: Views | None = None  # of training samples that vary
 
     def __len__(self) -> int:
         return len(self.y)
 
     def images(self, index: Tensor | slice) -> Tensor:
-        x = self.x[index].float()
+        return self.normalise(self.x[index].float())
+
+    def normalise(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std if x.ndim == 4 else x
+
+
+class Views(Protocol):
+    """Random views of a client's training samples."""
+
+    def draw(self, g: np.random.Generator) -> np.ndarray:
+        """(n, ...): which views the samples have in an epoch."""
+
+    def __call__(self, samples: Samples, at: Tensor, drawn: np.ndarray) -> tuple[Tensor, Params]:
+        """`x` and `frozen` of a batch: samples at these places, in these views. They may be other clients'."""
 
 
 @dataclass
@@ -75,9 +88,13 @@ def train(
         if not any(plans):
             continue
         noise = [rng(seed, round, work.client, "noise", number) for work in block]
+        views = [
+            drawn_views(work.samples, plan, rng(seed, round, work.client, "views", number))
+            for work, plan in zip(block, plans, strict=True)
+        ]
         local = LocalPhase(method, model, block, done, phase)
-        for indices in zip_longest(*plans):
-            local.step(indices, np.stack([g.random(2, np.float32) for g in noise]))
+        for indices, drawn in zip(zip_longest(*plans), zip_longest(*views), strict=True):
+            local.step(indices, np.stack([g.random(2, np.float32) for g in noise]), drawn)
         done = local.final()
     return done
 
@@ -93,6 +110,20 @@ def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray
                 steps -= 1
                 if not steps:
                     return
+
+
+def drawn_views(samples: Samples, plan: Sequence[np.ndarray], g: np.random.Generator) -> Iterator[np.ndarray | None]:
+    """The views of the samples of each step. An epoch draws those of all samples in their order: a sample's view does
+    not depend on its batch."""
+    left = 0  # samples of the epoch that are still to come
+    for index in plan:
+        if samples.views is None:
+            yield None
+            continue
+        if not left:
+            epoch, left = samples.views.draw(g), len(samples)
+        left -= len(index)
+        yield epoch[index]
 
 
 class LocalState(NamedTuple):
@@ -128,11 +159,16 @@ class LocalPhase:
     ) -> None:
         self.method, self.phase, self.before = method, phase, before
         self.samples, self.offsets = _concatenate([work.samples for work in block])
+        # Of samples that vary, the constants of each client's batch are computed with the batch.
+        varies = self.samples.views is not None and _has_constants(method, phase)
+        self.constants: list[Callable[[Batch], Params]] = []
         states, extra = [], []
         for work, client in zip(block, before, strict=True):
             ctx = context(work, model, phase, client.stats)
             reference, parts = _constants(method, model, client.params, work.samples, ctx)
             extra += parts
+            if varies:
+                self.constants.append(partial(method.sample_constants, model, client.params, ctx=ctx))
             moving = {n: p.detach().clone() for n, p in client.params.items() if method.tuning.role(n) in phase.train}
             fixed = {name: p for name, p in client.params.items() if name not in moving}
             given = (ctx.down, ctx.memory, ctx.n, ctx.label_counts)
@@ -148,11 +184,13 @@ class LocalPhase:
         self.loss_sums = torch.zeros(len(block), device=self.samples.y.device)
         self.drawn = np.zeros(len(block), np.int64)
 
-    def step(self, indices: Sequence[np.ndarray | None], noise: np.ndarray) -> None:
-        """One step on the next batch of each client; None where a client has no batches left. noise: (K, 2)."""
+    def step(self, indices: Sequence[np.ndarray | None], noise: np.ndarray, views: Sequence[np.ndarray | None]) -> None:
+        """One step on the next batch of each client, in these views if its samples vary; None where a client has no
+        batches left. noise: (K, 2)."""
         sizes = [0 if index is None else len(index) for index in indices]
         active = [index is not None for index in indices]
-        trained, batch = self.state.trained, self._batch(indices, torch.from_numpy(noise).to(self.samples.y.device))
+        trained = self.state.trained
+        batch = self._batch(indices, torch.from_numpy(noise).to(self.samples.y.device), views)
         found: list[tuple[Tensor, Params]] = []  # by the first gradient of the step
 
         def grad(at: Params) -> Params:
@@ -187,35 +225,49 @@ class LocalPhase:
             for i, old in enumerate(self.before)
         ]
 
-    def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor) -> Batch:
+    def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor, views: Sequence[np.ndarray | None]) -> Batch:
         """The next batch of each client, padded to one length where they are stacked."""
         if len(indices) == 1:
             assert indices[0] is not None
-            return self._take(torch.from_numpy(indices[0]))._replace(noise=noise[0])
+            one = self._take(torch.from_numpy(indices[0]), views[0])._replace(noise=noise[0])
+            return one._replace(extra=self._varying(0, one)) if self.constants else one
         k, width = len(indices), max(len(index) for index in indices if index is not None)
-        flat, weight = np.zeros((k, width), np.int64), np.zeros((k, width), np.float32)
-        for row, (index, offset) in enumerate(zip(indices, self.offsets, strict=True)):
-            if index is not None:
-                flat[row, : len(index)] = index + offset
-                weight[row, : len(index)] = 1
-        batch = self._take(torch.from_numpy(flat.ravel()))
+        places = [None if i is None else i + offset for i, offset in zip(indices, self.offsets, strict=True)]
+        weight = _padded([None if i is None else np.ones(len(i), np.float32) for i in indices], width)
+        shown = _padded(views, width) if self.samples.views else None
+        batch = self._take(torch.from_numpy(_padded(places, width)), shown)
 
         def fold(v: Tensor) -> Tensor:
             return v.reshape(k, width, *v.shape[1:])
 
-        return Batch(
+        stacked = Batch(
             fold(batch.x),
             fold(batch.y),
-            torch.from_numpy(weight).to(noise.device),
+            fold(torch.from_numpy(weight).to(noise.device)),
             noise,
             {name: fold(v) for name, v in batch.extra.items()},
             {name: fold(v) for name, v in batch.frozen.items()},
         )
+        if not self.constants:
+            return stacked
+        each = (
+            Batch(stacked.x[i], stacked.y[i], None, noise[i], {}, {name: v[i] for name, v in stacked.frozen.items()})
+            for i in range(k)
+        )
+        return stacked._replace(extra=P.stack([self._varying(i, one) for i, one in enumerate(each)]))
 
-    def _take(self, at: Tensor) -> Batch:
+    def _take(self, at: Tensor, views: np.ndarray | None) -> Batch:
         samples, at = self.samples, at.to(self.samples.y.device)
-        frozen = _take(samples.frozen, at)
-        return Batch(samples.images(at), samples.y[at], None, torch.empty(0), _take(self.extra, at), frozen)
+        if views is None:
+            x, frozen = samples.images(at), _take(samples.frozen, at)
+        else:
+            assert samples.views is not None
+            x, frozen = samples.views(samples, at, views)
+        return Batch(x, samples.y[at], None, torch.empty(0), _take(self.extra, at), frozen)
+
+    @torch.no_grad()
+    def _varying(self, client: int, batch: Batch) -> Params:
+        return self.constants[client](batch)
 
     def _add(self, stats: Params, active: list[bool]) -> None:
         summed = dict(self.state.stats)
@@ -237,6 +289,16 @@ class LocalPhase:
                     p.copy_(torch.where(_rows(active, p), p, old))
 
 
+def _padded(parts: Sequence[np.ndarray | None], width: int) -> np.ndarray:
+    """(K width, ...): of each client a part, and zeros up to this width."""
+    some = next(part for part in parts if part is not None)
+    padded = np.zeros((len(parts), width, *some.shape[1:]), some.dtype)
+    for row, part in zip(padded, parts, strict=True):
+        if part is not None:
+            row[: len(part)] = part
+    return padded.reshape(-1, *some.shape[1:])
+
+
 def _stack(states: Sequence[LocalState]) -> LocalState:
     """(K, ...) where the block has several clients, unchanged where it has one."""
     if len(states) == 1:
@@ -252,7 +314,7 @@ def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
         return parts[0], offsets
     x, y = (torch.cat(values) for values in zip(*((p.x, p.y) for p in parts), strict=True))
     frozen = {name: torch.cat([p.frozen[name] for p in parts]) for name in parts[0].frozen}
-    return Samples(x, y, parts[0].mean, parts[0].std, frozen), offsets
+    return Samples(x, y, parts[0].mean, parts[0].std, frozen, parts[0].views), offsets
 
 
 def _constants(
@@ -261,10 +323,14 @@ def _constants(
     """The constants of a client during a phase, and those of its samples in chunks."""
     if ctx.phase is None or ctx.phase.plain:
         return {}, []
-    each = chunks(samples) if type(method).sample_constants is not Method.sample_constants else ()
+    each = chunks(samples) if _has_constants(method, ctx.phase) and samples.views is None else ()
     with torch.no_grad():
         parts = [method.sample_constants(model, params, batch, ctx) for batch in each]
         return method.client_constants(model, params, ctx), parts
+
+
+def _has_constants(method: Method, phase: Phase) -> bool:
+    return not phase.plain and type(method).sample_constants is not Method.sample_constants
 
 
 def chunks(samples: Samples) -> Iterator[Batch]:

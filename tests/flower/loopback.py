@@ -83,7 +83,7 @@ def case_of(name, folder, sizes=SIZES, **settings):
 
 def expected(case):
     data, shared = case.federation.dataset, case.method.shared(case.init)
-    about = fingerprint(case.method, case.model, data, case.seed)
+    about = fingerprint(case.method, case.model, data, case.seed, augment=case.augment)
     return Expected(len(case.federation.sites), case.model.classes, shared, about, len(data.domains))
 
 
@@ -95,6 +95,7 @@ def host_of(case, folder):
         store=Store(folder),
         seed=case.seed,
         device=torch.device("cpu"),
+        augment=case.augment,
     )
 
 

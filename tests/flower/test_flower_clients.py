@@ -10,6 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from loopback import FEW, Loopback, case_of, expected, go, host_of, looped, same
 
 from promptfed import UserError
+from promptfed.data.augment import Augment
 from promptfed.flower.app import Resident, client_app, fingerprint
 from promptfed.flower.clients import Expected, FlowerClients
 from promptfed.flower.site import SiteFolder
@@ -75,6 +76,19 @@ def test_how_far_parameters_move_is_told_as_on_this_machine(tmp_path):
     assert all(told["roles"].keys() == {"body", "head"} and min(told["roles"].values()) > 0 for told in line["moved"])
 
 
+@pytest.mark.parametrize("augment", [Augment("crop+flip"), Augment("crop+flip", 2)])
+def test_training_images_have_the_same_views_at_nodes(augment, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    case = case_of("head-tune", tmp_path, FEW)
+    with case.clients() as (local, _):
+        plain = go(case, local)
+    case.augment = augment
+    with looped(case, tmp_path / "clients") as (clients, _), case.clients() as (local, _):
+        found = go(case, clients)
+        same(found, go(case, local))
+    assert not equal(found.state, plain.state)
+
+
 def test_few_messages_under_way_change_nothing(tmp_path):
     case = case_of("pfedpt", tmp_path)
     with looped(case, tmp_path / "clients", window=2) as (clients, _), case.clients() as (local, _):
@@ -113,7 +127,7 @@ def test_nodes_that_do_not_come_are_one_sentence(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("part", ["backbone", "preprocessing", "class list", "method", "seed"])
+@pytest.mark.parametrize("part", ["backbone", "preprocessing", "class list", "method", "seed", "dataset.augment"])
 def test_a_node_that_differs_is_refused_and_told_in_what(part, tmp_path):
     case = case_of("fedavg", tmp_path)
     other = Expected(len(SIZES), 4, {}, {**expected(case).fingerprint, part: "0"})
@@ -133,6 +147,8 @@ def test_the_fingerprint_tells_weights_settings_and_classes_apart(tmp_path):
     model.weights[name].view(-1)[0] += 1e-6
     assert differing(base, fingerprint(case.method, model, data, 0)) == {"backbone"}
     lr = case.method.model_copy(update={"lr": 0.3})
+    flipped = fingerprint(case.method, model, data, 0, augment=Augment("flip"))
+    assert differing(fingerprint(case.method, model, data, 0), flipped) == {"dataset.augment"}
     assert differing(fingerprint(case.method, model, data, 0), fingerprint(lr, model, data, 1)) == {"method.lr", "seed"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from promptfed import compare
 from promptfed.errors import UserError
-from promptfed.runs import comparison
+from promptfed.runs import api, comparison
 from promptfed.runs import config as C
 
 TINY: dict[str, Any] = {
@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def planned(given: dict[str, Any], methods: tuple[str, ...], file: dict[str, Any] | None = None) -> Any:
     spec = (file or {}).get("compare", {})
-    common = [comparison.without_compare(file or {}), C.undot(given.items())]
+    common = [api.without_compare(file or {}), C.undot(given.items())]
     return comparison.plan(common, comparison.rows(spec, methods), Path("x"), comparison.named(spec))
 
 

@@ -245,12 +245,63 @@ def test_a_line_behind_the_checkpoint_is_written_again(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_lines_without_any_checkpoint_are_dropped(tmp_path: Path) -> None:
+def test_a_line_without_any_checkpoint_is_dropped(tmp_path: Path) -> None:
+    """Killed between the first line and the first checkpoint."""
     folder = Folder(tmp_path)
     folder.end(line(1, 0.1), state(1))
     (tmp_path / "checkpoint.safetensors").unlink()
     assert folder.restore() is None
     assert folder.lines() == []
+    folder.close()
+
+
+def test_several_lines_without_any_checkpoint_are_not_trained_again_in_silence(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for round in (1, 2):
+        folder.end(line(round, 0.1), state(round))
+    for file in tmp_path.glob("checkpoint*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r'checkpoint.safetensors" is missing, though .*rounds.jsonl" has 2 rounds'):
+        folder.restore()
+    assert len(folder.lines()) == 2
+    folder.close()
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b[:-1] + bytes([b[-1] ^ 1]), None])
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path: Path, damage: Any) -> None:
+    folder = Folder(tmp_path)
+    for round in (1, 2, 3):
+        folder.end(line(round, 0.1), state(round))
+    file = tmp_path / "checkpoint.safetensors"
+    if damage:
+        file.write_bytes(damage(file.read_bytes()))
+    else:
+        file.unlink()
+    with pytest.warns(UserWarning, match=r'checkpoint.safetensors" is (damaged|missing).* round 2 is used'):
+        restored = folder.restore()
+    assert restored is not None
+    assert (restored[0], restored[1]["body.w"].item()) == (2, 2)
+    assert [entry["round"] for entry in folder.lines()] == [1, 2]
+    folder.end(line(3, 0.1), state(3))
+    restored = folder.restore()  # without a warning
+    assert restored is not None
+    assert restored[0] == 3
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"), [("0.1", "0.9", "was changed"), ('"round": 2', '"round" 2', "is damaged")]
+)
+def test_lines_that_are_not_as_they_were_are_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    folder = Folder(tmp_path)
+    for round in (1, 2, 3):
+        folder.end(line(round, 0.1), state(round))
+    file = tmp_path / "rounds.jsonl"
+    changed = file.read_text().replace(old, new, 1)
+    file.write_text(changed)
+    with pytest.raises(UserError, match=rf'rounds.jsonl" {told} since round 3'):
+        folder.restore()
+    assert file.read_text() == changed  # nothing is lost
     folder.close()
 
 
@@ -276,7 +327,7 @@ def test_the_checkpoint_holds_the_state_of_the_round_it_names(tmp_path: Path) ->
     folder = Folder(tmp_path)
     folder.end(line(7, 0.1), state(7))
     tensors, note = unpack((tmp_path / "checkpoint.safetensors").read_bytes())
-    assert (tensors["body.w"].item(), note) == (7, {"round": 7})
+    assert (tensors["body.w"].item(), note["round"]) == (7, 7)
     folder.close()
 
 

@@ -277,13 +277,13 @@ def node(folder: SiteArgument, insecure: Insecure = False) -> None:
 
 
 def _describe(parts: Any, client: int) -> None:
-    from ..flower.app import fingerprint
+    from ..flower.app import parts_fingerprint
 
     mine, data = parts.federation.sites[client], parts.federation.dataset
     held = sorted({data.classes[label] for label in data.labels})
     _say(f"client {client}: {len(mine.train)} training, {len(mine.val)} validation and {len(mine.test)} test images")
     _say(f"classes here: {len(held)} of {len(data.classes)}" + ("" if len(held) > 20 else f" ({', '.join(held)})"))
-    about = fingerprint(parts.method, parts.model, data, parts.config.seed, parts.config.privacy)
+    about = parts_fingerprint(parts)
     settings = "".join(about.pop(part) for part in sorted(about) if part.startswith("method."))
     about["method"] = sha256(f"{about['method']}{settings}".encode()).hexdigest()
     _say("fingerprint: " + ", ".join(f"{part} {digest[:8]}" for part, digest in about.items()))

@@ -49,6 +49,8 @@ def run(
     ):
         result = api.execute(plan, view=live)
     console.print(tables.outcome(result.numbers))
+    if result.numbers["frozen"]["views"]:
+        console.print(result.numbers["frozen"]["views"], soft_wrap=True, highlight=False)
     if "privacy" in result.numbers:
         console.print(privacy.sentence(result.numbers["privacy"]), soft_wrap=True, highlight=False)
     from ..report import draw_run  # slow to import, and not every command draws

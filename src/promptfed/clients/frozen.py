@@ -4,6 +4,8 @@ A tuning names the output it needs per sample (`frozen_name`) and computes it (`
 memory-mapped files below the cache folder, for all processes, rounds, seeds and runs: the system's page cache holds
 what fits into memory, the disk the rest. The key holds weights, dataset and preprocessing, so a change of any of them
 makes a new entry. The least recently used entries are removed when the budget is exceeded.
+
+Training images that vary have other values: those of fixed views are cached too, those of new ones are not.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 
 from .. import files
 from ..data import Dataset, cache
+from ..data.augment import FixedViews
 from ..models import Model
 from ..params import Params, digest, stack
 from ..tuning import Tuning
@@ -28,17 +31,27 @@ CHUNK = 128  # samples per forward pass
 
 
 class FrozenValues:
-    """The frozen values of a dataset's samples under one model, each computed when it is first asked for."""
+    """The frozen values of a dataset's samples, or of fixed views of them, under one model: each computed when it is
+    first asked for."""
 
-    def __init__(self, tuning: Tuning, model: Model, dataset: Dataset, device: torch.device, budget: float) -> None:
-        self._tuning, self._model, self._dataset, self._device = tuning, model, dataset, device
+    def __init__(
+        self,
+        tuning: Tuning,
+        model: Model,
+        dataset: Dataset,
+        device: torch.device,
+        budget: float,
+        views: FixedViews | None = None,
+    ) -> None:
+        self._tuning, self._model, self._dataset, self._device, self._views = tuning, model, dataset, device, views
         self._files: dict[str, np.memmap] | None = None
         one = {name: v.cpu().numpy() for name, v in self._forward(slice(0, 1)).items()}
-        need = len(dataset) * sum(v.nbytes for v in one.values())
+        count = len(dataset if views is None else views)
+        need = count * sum(v.nbytes for v in one.values())
         if need > budget:
             warnings.warn(
-                f"engine.frozen_gb = {budget / 1e9:g} is too small for the {tuning.frozen_name(model)} of "
-                f"{len(dataset)} images ({need / 1e9:.1f} GB): they are computed again every time",
+                f"engine.frozen_gb = {budget / 1e9:g} is too small for the {tuning.frozen_name(model)} of {count} "
+                f"{'images' if views is None else 'views'} ({need / 1e9:.1f} GB): they are computed again every time",
                 stacklevel=2,
             )
             return
@@ -49,11 +62,16 @@ class FrozenValues:
                 _make_room(path.parent, budget - need)
                 with cache.writing(path) as folder:
                     for name, v in one.items():
-                        _allocate(folder / f"{name}.npy", v.dtype, (len(dataset), *v.shape[1:]))
-                    _allocate(folder / "known.npy", np.dtype(np.bool_), (len(dataset),))
+                        _allocate(folder / f"{name}.npy", v.dtype, (count, *v.shape[1:]))
+                    _allocate(folder / "known.npy", np.dtype(np.bool_), (count,))
                     (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
             os.utime(path)  # last used now
             self._files = {file.stem: np.load(file, mmap_mode="r+") for file in path.glob("*.npy")}
+
+    @property
+    def cached(self) -> bool:
+        """Whether the budget allows it."""
+        return self._files is not None
 
     def __call__(self, index: np.ndarray) -> Params:
         """(n, ...) of each value, on the device."""
@@ -86,9 +104,12 @@ class FrozenValues:
 
     def _forward(self, part: slice) -> Params:
         mean, std = normalisation(self._model, self._dataset, self._device)
-        x = torch.from_numpy(np.array(self._dataset.images[part])).to(self._device)
+        if self._views is None:
+            x = torch.from_numpy(np.array(self._dataset.images[part])).to(self._device).float()
+        else:
+            x = self._views(np.arange(*part.indices(len(self._views))))
         with torch.no_grad():
-            return self._tuning.frozen(self._model, (x.float() - mean) / std)
+            return self._tuning.frozen(self._model, (x - mean) / std)
 
     def _key(self) -> str:
         frozen = {name: p for name, p in self._model.weights.items() if not name.startswith("head.")}
@@ -99,6 +120,7 @@ class FrozenValues:
             scale=[mean.flatten().tolist(), std.flatten().tolist()],
             value=self._tuning.frozen_name(self._model),
             device=self._device.type,
+            **({"views": self._views.key} if self._views else {}),
         )
 
 
@@ -107,6 +129,15 @@ def normalisation(model: Model, dataset: Dataset, device: torch.device) -> tuple
     scale = model.preprocess or dataset
     mean, std = (torch.tensor(v, device=device).reshape(-1, 1, 1) * 255 for v in (scale.mean, scale.std))
     return mean, std
+
+
+def inputs(tuning: Tuning, model: Model, x: torch.Tensor) -> tuple[torch.Tensor, Params]:
+    """`x` and `frozen` of a batch of normalised images: frozen values, and no images where the tuning needs none."""
+    if not tuning.frozen_name(model):
+        return x, {}
+    with torch.no_grad():
+        frozen = tuning.frozen(model, x)
+    return (x if tuning.images else x.new_empty(len(x), 0)), frozen
 
 
 def _allocate(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

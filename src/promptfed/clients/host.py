@@ -13,6 +13,7 @@ import torch
 
 from .. import params as P
 from ..data import Federation
+from ..data.augment import Augment, FixedViews
 from ..method import Method
 from ..models import Model
 from ..params import Params
@@ -23,6 +24,7 @@ from ..training import Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
 from .store import Store
+from .views import NewViews, SomeViews
 from .wire import pack, unpack
 
 
@@ -38,6 +40,7 @@ class Host:
     device: torch.device
     block: int = 1  # clients that are trained together
     frozen_bytes: float = 8e9  # disk space for cached outputs of frozen layers
+    augment: Augment | None = None  # how training images vary
     drift: bool = False  # whether answers report how far parameters moved
     privacy: Privacy | None = None  # clipping and noise of updates before they are sent
     noise_seed: int | None = None  # of that noise, in a simulation; None: it comes from the operating system
@@ -89,7 +92,7 @@ class Host:
         # A first-time participant remembers what it has just received, so that all clients of a block look alike.
         memory = memory or self.method.remembered(start)
         kept = {name: self.store.once(digest)[name] for name, digest in (once or {}).items()}
-        samples = self.samples(self.federation.sites[client].train)
+        samples = self.training_samples(self.federation.sites[client].train)
         return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
 
     def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
@@ -105,6 +108,29 @@ class Host:
         if frozen and not self.method.tuning.images:
             return Samples(labels.new_empty(len(labels), 0), labels, mean, std, frozen)
         return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std, frozen)
+
+    def training_samples(self, index: np.ndarray) -> Samples:
+        """Those that a phase trains on: where images vary, with their views instead of frozen values."""
+        if self.augment is None:
+            return self.samples(index)
+        data, tuning = self.federation.dataset, self.method.tuning
+        mean, std = normalisation(self.model, data, self.device)
+        labels = torch.from_numpy(data.labels[index]).to(self.device)
+        if self.augment.views:
+            some = SomeViews(tuning, self.model, index, *self._fixed_views)
+            return Samples(labels.new_empty(len(labels), 0), labels, mean, std, views=some)
+        new = NewViews(tuning, self.model, len(index), self.augment)
+        return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std, views=new)
+
+    @cached_property
+    def _fixed_views(self) -> tuple[FixedViews, FrozenValues | None]:
+        """All images in fixed views, and the frozen values of those if the tuning has any."""
+        assert self.augment
+        data, tuning = self.federation.dataset, self.method.tuning
+        fixed = FixedViews(self.augment, data, self.model.resize.interpolation, self.device)
+        if not self._frozen:
+            return fixed, None
+        return fixed, FrozenValues(tuning, self.model, data, self.device, self.frozen_bytes, fixed)
 
     def enroll(self, client: int) -> Params:
         private, _ = self.remembers(client, 1)

@@ -6,16 +6,20 @@ clients and server. What is sent only once is kept in files, named by content.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import lmdb
+from safetensors import SafetensorError
 
 from .. import files
 from ..errors import UserError
-from ..params import Params
+from ..params import Params, digest
 from .wire import pack, unpack
 
+DATA = "data.mdb"  # LMDB's name of its file
 _KEY = struct.Struct(">QI")  # client, round: big-endian, so that LMDB's order is theirs
 _MAP = 1 << 40  # an address range, not a size on disk
 
@@ -37,14 +41,18 @@ class Store:
             )
         except lmdb.Error as error:
             raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+        pages = self._env.info()["last_pgno"] + 1
+        if (path / DATA).stat().st_size < pages * self._env.stat()["psize"]:  # reading it would end the process
+            self._env.close()
+            raise self._damaged("it was cut off")
 
     def get(self, client: int, as_of: int) -> Params:
         """The client's value as of the start of a round: the newest of an earlier one; empty if there is none."""
-        with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
+        with self._reading() as cursor:
             found = cursor.set_range(_KEY.pack(client, as_of))
             if not (cursor.prev() if found else cursor.last()) or _KEY.unpack(cursor.key())[0] != client:
                 return {}
-            return unpack(bytes(cursor.value()))[0]
+            return self._read(bytes(cursor.value()))
 
     def put(self, round: int, values: Mapping[int, Params]) -> None:
         """Stores the clients' values of this round, all or none."""
@@ -53,24 +61,60 @@ class Store:
             with self._env.begin(write=True) as txn:
                 for client, params in values.items():
                     self._forget(txn, client, round)
-                    txn.put(_KEY.pack(client, round), pack(params))
+                    txn.put(_KEY.pack(client, round), pack(params, {"digest": digest(params)}))
         except lmdb.Error as error:
             raise UserError(
                 f'the clients\' state in "{self._path}" cannot be written: {error}; make room and resume the run, '
                 "completed rounds are kept"
             ) from None
 
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Cursor]:
+        try:
+            with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                yield cursor
+        except (lmdb.Error, struct.error) as error:
+            raise self._damaged(str(error)) from None
+
+    def _read(self, blob: bytes) -> Params:
+        try:
+            params, note = unpack(blob)
+            if note.get("digest") in (None, digest(params)):
+                return params
+            why = "the checksum of a value is wrong"
+        except (SafetensorError, ValueError, KeyError) as error:
+            why = str(error)
+        raise self._damaged(why)
+
+    def _damaged(self, why: str) -> UserError:
+        return UserError(
+            f'the clients\' state in "{self._path / DATA}" is damaged ({why}): put it back from a copy; '
+            "the server's model can still be exported"
+        )
+
+    @classmethod
+    def newest(cls, path: Path) -> int:
+        """The last round of which a client has stored something; 0 if none has."""
+        if not (path / DATA).exists():
+            return 0
+        with closing(cls(path, readonly=True)) as store, store._reading() as cursor:
+            return max((_KEY.unpack(key)[1] for key in cursor.iternext(keys=True, values=False)), default=0)
+
     def add(self, digest: str, blob: bytes) -> None:
         """Keeps a blob that is sent only once."""
         self._check_writable()
         file = self._path / "once" / digest
-        if file.exists() and file.stat().st_size == len(blob):  # shorter after a power failure
+        if file.exists() and file.read_bytes() == blob:  # it may be damaged
             return
         file.parent.mkdir(mode=0o700, exist_ok=True)
         files.write(file, blob, private=True)
 
     def once(self, digest: str) -> Params:
-        return unpack((self._path / "once" / digest).read_bytes())[0]
+        file = self._path / "once" / digest
+        blob = file.read_bytes() if file.exists() else b""
+        if sha256(blob).hexdigest() != digest:
+            raise UserError(f'"{file}" is damaged: delete it and resume the run, it is sent again')
+        return unpack(blob)[0]
 
     def _check_writable(self) -> None:
         if self._readonly:

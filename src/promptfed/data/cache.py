@@ -43,6 +43,11 @@ def finished(path: Path) -> bool:
     return (path / "meta.json").is_file()
 
 
+def holds(path: Path) -> bool:
+    """Whether this folder is a decoded dataset."""
+    return finished(path) and (path / "images.bin").is_file()
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends, and vanishes when it fails."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import UserError, nearest
 from . import cache, sources, tables
@@ -21,6 +21,7 @@ from .images import Resize, pixels
 from .sources import Labels, Located, Source
 
 Scale = tuple[float, ...] | None  # one value per channel
+VARIED = ("augment", "views")  # settings of training, whatever the images
 _TOLERATED = 0.01  # share of corrupt images that is skipped with a warning
 _CHUNK = 256  # images decoded between two writes
 _SCALE = "Normalisation, one value per channel for pixels in 0..1; none: the catalogue's, or computed."
@@ -137,14 +138,42 @@ class DatasetConfig(BaseModel):
     )
     mean: Scale = Field(None, description=_SCALE)
     std: Scale = Field(None, description=_SCALE)
+    digest: str | None = Field(
+        None, description="Fingerprint that a dataset of the image cache must have, recorded by a run; none: any."
+    )
+    augment: Literal["none", "flip", "crop+flip"] = Field(
+        "none", description="How training images vary: mirrored at random, or also cropped at random and resized."
+    )
+    views: int = Field(
+        0,
+        ge=0,
+        description="Fixed views of each training image, of which every epoch draws one, so that outputs of frozen "
+        "layers are cached; 0: a new view in every epoch, and nothing of training is cached.",
+    )
+
+    @model_validator(mode="after")
+    def _has_views(self) -> "DatasetConfig":
+        if self.views and self.augment == "none":
+            raise UserError(f'dataset.views = {self.views} needs dataset.augment to be "flip" or "crop+flip"')
+        if self.views not in (0, 2) and self.augment == "flip":
+            raise UserError(f'dataset.views = {self.views}: dataset.augment = "flip" has 2 views (allowed: 0 or 2)')
+        return self
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "DatasetConfig":
+        """What opens this very dataset again: its folder in the cache, and the digest of its content."""
+        return cls(name=str(dataset.path.absolute()), digest=dataset.fingerprint)
 
 
-def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
-    """Find a dataset, decode it into the cache unless it is there already, and map it.
+def load(config: DatasetConfig | str, published: Resize | None = None) -> Dataset:
+    """Find a dataset, decode it into the cache unless it is there already, and map it: load("digits")
 
     `published`: how the images of a pre-trained backbone are resized. Its size is the default of `dataset.size`.
     """
+    config = DatasetConfig(name=config) if isinstance(config, str) else config
     entry = CATALOGUE.get(config.name, UNLISTED)
+    if entry is UNLISTED and (config.digest or cache.holds(Path(config.name).expanduser())):
+        return _reopened(config)
     channels = config.channels or 3
     resize = _resize(config, entry, published)
     mean = _per_channel("mean", config.mean or entry.mean, channels)
@@ -154,7 +183,7 @@ def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
     name = path.resolve().name if entry is UNLISTED and path.exists() else config.name
     key = cache.key(
         identity=located.identity,
-        settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels"}),
+        settings=config.model_dump(exclude={"name", "mean", "std", "size", "channels", *VARIED, "digest"}),
         resolved=[resize and asdict(resize), channels, mean, std, entry.keep, entry.names],
     )
     path = cache.root() / f"{cache.slug(name)}-{key}"
@@ -174,6 +203,21 @@ def load(config: DatasetConfig, published: Resize | None = None) -> Dataset:
     dataset = Dataset.open(path)
     if dataset.skipped:
         warnings.warn(_corrupt(dataset.name, dataset.skipped), stacklevel=2)
+    return dataset
+
+
+def _reopened(config: DatasetConfig) -> Dataset:
+    """A dataset that was decoded before, or made from arrays."""
+    path = Path(config.name).expanduser()
+    if not cache.holds(path):
+        raise UserError(
+            f'dataset.name = "{path}" is no longer in the image cache; make it again with Dataset.from_arrays()'
+        )
+    for key, value in config.model_dump(exclude={"name", "digest", *VARIED}, exclude_defaults=True).items():
+        raise UserError(f'dataset.{key} = {value} cannot be applied to "{path}", whose images are decoded already')
+    dataset = Dataset.open(path)
+    if config.digest not in (None, dataset.fingerprint):
+        raise UserError(f'dataset.digest = "{config.digest}" is not that of "{path}": it holds other images now')
     return dataset
 
 

@@ -40,8 +40,8 @@ class Federation:
         cell = owner * classes + self.dataset.labels[np.concatenate(parts)]
         return np.bincount(cell, minlength=len(parts) * classes).reshape(len(parts), classes)
 
-    def save(self, path: Path) -> None:
-        """Write the partition as plain JSON; indices count from 0 in the order of the dataset's images.
+    def text(self) -> str:
+        """The partition as plain JSON; indices count from 0 in the order of the dataset's images.
 
         {"format": 1, "dataset": {"name", "fingerprint", "n", "classes"}, "about": {...},
          "clients": [{"name", "train": [...], "val": [...], "test": [...]}, ...]}
@@ -54,11 +54,14 @@ class Federation:
         ]
         # one client per line: readable, and a diff shows which client changed
         lines = ",\n".join(json.dumps(client, separators=(",", ":")) for client in clients)
-        text = f'{json.dumps(head)[:-1]}, "clients": [\n{lines}\n]}}\n'
+        return f'{json.dumps(head)[:-1]}, "clients": [\n{lines}\n]}}\n'
+
+    def save(self, path: Path) -> None:
+        """Write the partition to a file."""
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(path, text.encode())
+            files.write(path, self.text().encode())
         except OSError as error:
             raise UserError(f'partition file "{path}" cannot be written: {error.strerror}') from None
 

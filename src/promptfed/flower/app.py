@@ -24,6 +24,7 @@ from ..clients.frozen import normalisation
 from ..clients.host import Host
 from ..clients.messages import Request
 from ..data import Dataset
+from ..data.augment import Augment, configured
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
@@ -98,7 +99,12 @@ def _check(request: Request, blobs: list[bytes], client: int) -> None:
 
 
 def fingerprint(
-    method: Method, model: Model, dataset: Dataset, seed: int, privacy: Privacy | None = None
+    method: Method,
+    model: Model,
+    dataset: Dataset,
+    seed: int,
+    privacy: Privacy | None = None,
+    augment: Augment | None = None,
 ) -> dict[str, str]:
     """What must be the same at every node and at the server, since it is never sent."""
     scale = [v.flatten().tolist() for v in normalisation(model, dataset, torch.device("cpu"))]
@@ -111,9 +117,15 @@ def fingerprint(
         **{f"method.{name}": value for name, value in methods.settings(method).items()},
         "seed": seed,
         "privacy": privacy.model_dump() if privacy and privacy.on else None,
+        "dataset.augment": asdict(augment) if augment else None,
     }
     texts = {part: json.dumps(value, sort_keys=True, default=str) for part, value in parts.items()}
     return {part: sha256(text.encode()).hexdigest() for part, text in texts.items()}
+
+
+def parts_fingerprint(parts: Parts) -> dict[str, str]:
+    data, config = parts.federation.dataset, parts.config
+    return fingerprint(parts.method, parts.model, data, config.seed, config.privacy, configured(config.dataset))
 
 
 def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -126,7 +138,7 @@ _last: list[tuple[Model, dict[str, str]]] = []  # a model's weights are hashed o
 
 def _about(host: Host) -> dict[str, str]:
     if not _last or _last[0][0] is not host.model:
-        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed, host.privacy)
+        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed, host.privacy, host.augment)
         _last[:] = [(host.model, about)]
     return _last[0][1]
 

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import UserError
 from ..runs.build import Parts, describe, worker_count
 from ._flwr import ClientApp, Context, Grid, ServerApp
-from .app import client_app, fingerprint, simulated
+from .app import client_app, parts_fingerprint, simulated
 from .clients import Expected, FlowerClients
 
 
@@ -27,7 +27,7 @@ def expected(parts: Parts, nodes: Mapping[int, int] | None = None) -> Expected:
         clients=len(parts.federation.sites),
         classes=parts.model.classes,
         shared=parts.method.shared(parts.init),
-        fingerprint=fingerprint(parts.method, parts.model, data, parts.config.seed, parts.config.privacy),
+        fingerprint=parts_fingerprint(parts),
         domains=len(data.domains),
         nodes=nodes,
     )

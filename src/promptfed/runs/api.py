@@ -13,7 +13,9 @@ from typing import Any
 from .. import files, privacy, server
 from .. import methods as M
 from ..clients import Clients
-from ..data import PARTITIONS, Federation
+from ..data import PARTITIONS, Dataset, DatasetConfig, Federation
+from ..data.augment import configured
+from ..data.datasets import VARIED
 from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
@@ -44,6 +46,7 @@ class RunPlan:
     config: C.Config
     folder: Path
     resume: bool = False
+    federation: Federation | None = None  # in place of one that is loaded and split
 
 
 def run(
@@ -59,10 +62,10 @@ def run(
     """Trains and evaluates one configuration: run(method="pfedpt", dataset="cifar10", rounds=50)
 
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
-    may also be a class derived from Method. `federation` takes the place of dataset and partition, and `mini` uses the
-    small scale of the file, its [mini] table."""
-    plan = prepare(preset, settings, out=Path(out) if out else None, resume=resume, mini=mini)
-    return execute(plan, federation, view)
+    may also be a class derived from Method, and `dataset` a Dataset. `federation` takes the place of dataset and
+    partition, and `mini` uses the small scale of the file, its [mini] table."""
+    folder = Path(out) if out else None
+    return execute(prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation), view)
 
 
 def prepare(
@@ -72,20 +75,56 @@ def prepare(
     out: Path | None = None,
     resume: bool = False,
     mini: bool = False,
+    federation: Federation | None = None,
 ) -> RunPlan:
     """Reads and checks the settings, and chooses the folder."""
-    given = dict(settings)
-    if isinstance(given.get("method"), type) and issubclass(given["method"], Method):
-        given["method"] = f"{given['method'].__module__}:{given['method'].__qualname__}"
     source = C.read(preset) if preset else {}
-    tables = [without_compare(source), C.undot(given.items())]
+    tables = common_tables(source, settings, None if resume else federation)
     if mini:
         scale = {key: value for key, value in small(source).items() if key != "seeds"}
         tables = [shrunk(tables, [C.undot(scale.items())], tables[1:])]
     if resume:
-        return resumed(out, tables)
+        plan = resumed(out, tables)
+        if federation and federation.dataset.fingerprint != plan.config.dataset.digest:
+            raise UserError(f'federation: "{federation.dataset.name}" does not have the images of the run in "{out}"')
+        return plan
+    if federation is None:
+        config = C.make(*tables)
+        return RunPlan(config, out or fresh(config))
     config = C.make(*tables)
-    return RunPlan(config, out or fresh(config))
+    folder = out or fresh(config, federation.dataset.name)
+    return RunPlan(C.make(config.complete(), saved_split(folder)), folder, federation=federation)
+
+
+def common_tables(
+    source: Mapping[str, Any], settings: Mapping[str, Any], federation: Federation | None
+) -> list[dict[str, Any]]:
+    """A file's settings and the given ones. Data that are given themselves are in place of those that a file names, and
+    a method's class is named by its module."""
+    given = dict(settings)
+    if isinstance(given.get("method"), type):
+        given["method"] = class_name(given["method"])
+    own = federation.dataset if federation else given.pop("dataset", None)
+    if not isinstance(own, Dataset):
+        given |= {"dataset": own} if own is not None else {}
+        return [without_compare(source), C.undot(given.items())]
+    tables = [without_compare(source), C.undot(given.items())]
+    varied = {k: v for table in tables for k, v in table.get("dataset", {}).items() if k in VARIED}
+    for table in tables:
+        table.pop("dataset", None)
+        if federation:
+            table.pop("partition", None)
+    return [*tables, {"dataset": {**DatasetConfig.of(own).model_dump(exclude_defaults=True), **varied}}]
+
+
+def class_name(method: type[Method]) -> str:
+    """my_module:MyMethod, by which a method is imported again."""
+    return f"{method.__module__}:{method.__qualname__}"
+
+
+def saved_split(folder: Path) -> dict[str, Any]:
+    """The settings that use the partition.json of a folder."""
+    return {"partition": {"name": C.FILE, "file": str((folder / "partition.json").absolute())}}
 
 
 def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
@@ -95,10 +134,10 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
     file = out / "config.toml"
     if not file.exists():
         raise UserError(f'--out = "{out}" holds no run to resume (it has no config.toml)')
-    allowed = {"rounds", "engine"}
     for key in (key for table in changes for key in table):
-        if key not in allowed:
-            raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {', '.join(sorted(allowed))})")
+        if key not in record.ADJUSTABLE:
+            allowed = ", ".join(sorted(record.ADJUSTABLE))
+            raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {allowed})")
     config = C.make(C.read(file), *changes)
     done = len(record.read_lines(out))
     if config.rounds < done:
@@ -108,7 +147,6 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
 
 def execute(
     plan: RunPlan,
-    federation: Federation | None = None,
     view: View | None = None,
     engine: Callable[[build.Parts, Path], Clients] = build.clients,
 ) -> Result:
@@ -122,8 +160,10 @@ def execute(
     folder = Folder(path, [tracked] if view is None else [view, tracked], ledger=config.privacy.on)
     split = path / "partition.json"
     try:
-        parts = build.assemble(config, federation, split if resume and split.exists() else None)
-        files.write(path / "config.toml", C.dump(config.complete()).encode())
+        if resume:
+            folder.verify()
+        parts = build.assemble(config, plan.federation, split if resume and split.exists() else None)
+        files.write(path / "config.toml", C.dump(_recorded(plan)).encode())
         if not config.consortium and (not resume or not split.exists()):
             parts.federation.save(split)
         clients = engine(parts, path)
@@ -154,6 +194,14 @@ def execute(
         folder.close()
 
 
+def _recorded(plan: RunPlan) -> dict[str, Any]:
+    """The configuration to write. Of a run that goes on it stays as it is, but for what may change."""
+    file, complete = plan.folder / "config.toml", plan.config.complete()
+    if not plan.resume or not file.exists():
+        return complete
+    return {**C.read(file), **{key: complete[key] for key in record.ADJUSTABLE}}
+
+
 def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.Line]) -> list[dict[str, Any]]:
     """How much each client has. Sites of a consortium have told with their scores."""
     told = {row["client"]: row for line in lines if "aggregated" in line for row in line["aggregated"]["clients"]}
@@ -166,9 +214,9 @@ def _sites(parts: build.Parts, sizes: Mapping[int, int], lines: Sequence[server.
     return found
 
 
-def fresh(config: C.Config) -> Path:
+def fresh(config: C.Config, dataset: str = "") -> Path:
     """A folder of its own below runs/."""
-    name = f"{config.method.name}-{Path(config.dataset.name).name}-seed{config.seed}"
+    name = f"{config.method.name}-{dataset or Path(config.dataset.name).name}-seed{config.seed}"
     path = Path("runs") / name.replace(":", ".").replace("/", "-")
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(other for other in chain([path], others) if not other.exists())
@@ -180,10 +228,11 @@ def without_compare(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frozen(parts: build.Parts) -> dict[str, str | None]:
-    """What was computed once per image; or why nothing was."""
-    tuning, model = parts.method.tuning, parts.model
+    """What was computed once per image; or why nothing was. Of training images that vary, what their views are."""
+    tuning, model, varied = parts.method.tuning, parts.model, configured(parts.config.dataset)
     name = tuning.frozen_name(model)
-    return {"values": name or None, "why_not": None if name else why_not_cached(tuning)}
+    why_not = None if name else why_not_cached(tuning)
+    return {"values": name or None, "why_not": why_not, "views": varied.sentence(name, why_not) if varied else None}
 
 
 # ---- the small scale of a file: the settings of its [mini] table

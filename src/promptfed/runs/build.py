@@ -20,7 +20,7 @@ from ..clients.host import Host
 from ..clients.local import LocalClients, Worker
 from ..clients.messages import Ask
 from ..clients.store import Store
-from ..data import Dataset, Federation, Site, federate, load
+from ..data import Dataset, Federation, Site, augment, federate, load
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
@@ -205,6 +205,7 @@ def make_host(parts: Parts, store: Store, kind: Callable[..., Host] = Host) -> H
         device=parts.device,
         block=config.engine.block,
         frozen_bytes=config.engine.frozen_gb * 1e9,
+        augment=augment.configured(config.dataset),
         drift=config.eval.drift,
         privacy=config.privacy if config.privacy.on else None,
         noise_seed=None if config.consortium else config.seed,

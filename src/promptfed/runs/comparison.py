@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import methods as M
+from ..data import Federation
 from ..errors import UserError, nearest
+from ..method import Method
 from . import api, build, dryrun, record, tables
 from . import config as C
-from .api import Result, method_settings, shrunk, small, without_compare
+from .api import Result, method_settings, shrunk, small
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -53,7 +55,7 @@ class Job:
 
 def rows(
     spec: Mapping[str, Any],
-    methods: Sequence[str] = (),
+    methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     mini: Mapping[str, Any] | None = None,
 ) -> list[Row]:
@@ -65,7 +67,7 @@ def rows(
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
     columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
-    named = [_Part(name, {"method": {"name": name}}, {}, None) for name in methods]
+    named = [_of_method(method) for method in methods]
     found = []
     for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
         for column in columns:
@@ -114,6 +116,12 @@ class _Part(NamedTuple):
     settings: Table
     mini: Table | None  # None: not at the small scale
     seeds: Any
+
+
+def _of_method(method: str | type[Method]) -> _Part:
+    if isinstance(method, str):
+        return _Part(method, {"method": {"name": method}}, {}, None)
+    return _Part(method.__name__, {"method": {"name": api.class_name(method)}}, {}, None)
 
 
 def _part(table: Mapping[str, Any], kind: str) -> _Part:
@@ -195,6 +203,13 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
     for job in jobs:
         if (job.folder / "config.toml").exists():
             _same(job)
+
+
+def _share(federation: Federation, file: Path) -> None:
+    """Writes the split of all runs."""
+    if file.exists() and file.read_text() != federation.text():
+        raise UserError(f'--out: "{file.parent}" holds another partition; choose another --out')
+    federation.save(file)
 
 
 def check(jobs: Iterable[Job]) -> None:
@@ -301,6 +316,7 @@ class ComparisonPlan:
     folder: Path
     file: str = ""
     budget: str = ""  # what the settings were tuned with
+    federation: Federation | None = None  # of all runs, in place of one that is loaded and split
 
     @property
     def layout(self) -> tables.Places:
@@ -319,26 +335,31 @@ def prepare(
     preset: str | Path | None,
     settings: Mapping[str, Any],
     *,
-    methods: Sequence[str] = (),
+    methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     out: Path,
     mini: bool = False,
     only: str = "",
+    federation: Federation | None = None,
 ) -> ComparisonPlan:
     """Reads and checks everything before the first run. `only`: the rows whose label has this in it."""
     source = C.read(preset) if preset else {}
     spec = source.get("compare", {})
     found = rows(spec, methods, seeds, small(source) if mini else None)
-    jobs = plan([without_compare(source), C.undot(settings.items())], found, out, named(spec))
+    common = api.common_tables(source, settings, federation)
+    common += [api.saved_split(out)] if federation else []
+    jobs = plan(common, found, out, named(spec))
     chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
-    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found))
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found), federation)
 
 
 def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext()) -> Outcome:
     """Makes the runs that are not there yet, and the tables of all that are."""
     claim(plan.jobs, plan.folder)
+    if plan.federation:
+        _share(plan.federation, plan.folder / "partition.json")
     check(plan.chosen)
     failed = work(plan.chosen, watch)
     # Rows that `only` leaves out are in the table too, where they are done.
@@ -363,23 +384,30 @@ def complain(outcome: Outcome) -> None:
 def compare(
     preset: str | Path | None = None,
     *,
-    methods: Sequence[str] = (),
+    methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     out: str | Path,
     mini: bool = False,
+    federation: Federation | None = None,
     tune: int = 0,
     **settings: Any,
 ) -> dict[str, list[Result]]:
-    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. `mini`: use the small
-    scale of the file, its [mini] table. `tune`: first tune each row on validation data, by so many trials.
+    """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
+    classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
+    `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation data, by so
+    many trials.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
+    if tune and federation:
+        raise UserError("tune and federation cannot both be given: save the split, and give dataset and partition.file")
     if tune:
         from ..search.tune import tune as search  # which imports this module
 
-        found = search(preset, methods=methods, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
+        names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
+        found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
         preset, settings, methods, seeds = found.file, {}, (), ()
-    outcome = execute(prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini))
+    planned = prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini, federation=federation)
+    outcome = execute(planned)
     complain(outcome)
     return outcome.results

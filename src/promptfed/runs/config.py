@@ -22,6 +22,7 @@ from ..method import Method
 from ..privacy import Privacy, check
 
 Table = dict[str, Any]
+FILE = "file"  # partition.name of a split that is read, not drawn
 _PRESETS = resources.files("promptfed.runs.presets")
 
 
@@ -168,11 +169,18 @@ class PartitionSection(BaseModel):
 
     @model_validator(mode="after")
     def _valid(self) -> PartitionSection:
-        assert self.partition
+        if self.name != FILE:
+            assert self.partition
+        elif self.file is None:
+            raise UserError(f'partition.name = "{FILE}" needs partition.file, a saved split')
+        elif self.model_extra:
+            raise UserError(f"partition.{next(iter(self.model_extra))} cannot be set of a saved split, partition.file")
         return self
 
     def complete(self) -> Table:
-        return {"name": self.name, "seed": self.seed, "file": self.file, **self.partition.model_dump(mode="json")}
+        if self.file:  # nothing else says how it was made
+            return {"name": FILE, "seed": self.seed, "file": self.file}
+        return {"name": self.name, "seed": self.seed, "file": None, **self.partition.model_dump(mode="json")}
 
 
 class Config(_Section):
@@ -284,6 +292,8 @@ def settings_of(section: str, name: str) -> set[str]:
     """Those of a method or a partition."""
     if section == "method":
         return set(methods.fields(name))
+    if name == FILE:
+        return {"seed", "file"}
     return {*PARTITIONS[name].model_fields, "seed"} if name in PARTITIONS else set()
 
 

@@ -54,7 +54,8 @@ class Estimate:
 def estimate(config: Config) -> Estimate:
     _offline(config)
     partition = config.partition
-    federation = _split(config.dataset, config.backbone.name, partition.partition, partition.file, config.split_seed)
+    drawn = None if partition.file else partition.partition
+    federation = _split(config.dataset, config.backbone.name, drawn, partition.file, config.split_seed)
     model = sketch(config, federation.dataset)
     method, init = build.initial(config, model)
     newcomers = config.join.newcomers(len(federation.sites))
@@ -114,9 +115,9 @@ def _offline(config: Config) -> None:
 
 
 @lru_cache(maxsize=32)
-def _split(given: DatasetConfig, backbone: str, partition: Partition, file: str | None, seed: int) -> Federation:
+def _split(given: DatasetConfig, backbone: str, drawn: Partition | None, file: str | None, seed: int) -> Federation:
     dataset = placeholder(given, backbone)
-    return Federation.load(Path(file), dataset) if file else federate(dataset, partition, seed)
+    return federate(dataset, drawn, seed) if drawn else Federation.load(Path(file or ""), dataset)
 
 
 def placeholder(given: DatasetConfig, backbone: str) -> Dataset:

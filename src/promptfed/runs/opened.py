@@ -44,14 +44,10 @@ class Share:
 
 
 class Run:
-    """A run by its folder. Each part is read or built when it is first asked for.
+    """A run by its folder. Each part is read or built when it is first asked for. `device`: for its models."""
 
-    `device`: for its models. `federation`: of a run that was given one, whose dataset cannot be loaded by its name.
-    """
-
-    def __init__(self, folder: str | Path, *, device: str = "auto", federation: Federation | None = None) -> None:
-        self.folder = Path(folder).expanduser()
-        self._device, self._given = device, federation
+    def __init__(self, folder: str | Path, *, device: str = "auto") -> None:
+        self.folder, self._device = Path(folder).expanduser(), device
 
     # ---- what is on record
 
@@ -72,15 +68,27 @@ class Run:
         return record.read_result(self.folder)
 
     @cached_property
+    def split(self) -> dict[str, Any]:
+        """partition.json; empty if there is none."""
+        file = self.folder / "partition.json"
+        try:
+            found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        except ValueError as error:
+            raise self._malformed(error) from None
+        return found
+
+    def _malformed(self, error: Exception) -> UserError:
+        file = self.folder / "partition.json"
+        return UserError(f"partition file {file} is malformed ({type(error).__name__}: {error})")
+
+    @cached_property
     def shares(self) -> list[Share]:
         """By client. Sites of a consortium report theirs; they are known when the run is finished."""
-        split = self.folder / "partition.json"
         try:
-            clients = json.loads(split.read_text())["clients"] if split.exists() else []
-            if clients:
+            if clients := self.split.get("clients"):
                 return [Share(c["name"], len(c["train"]), len(c["val"]), len(c["test"])) for c in clients]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"partition file {split} is malformed ({type(error).__name__}: {error})") from None
+        except (AttributeError, KeyError, TypeError) as error:
+            raise self._malformed(error) from None
         try:
             sites = (self.result or {})["sites"]
             return [Share(s["name"], s["n_train"], s["n_val"] or 0, s["n_test"] or 0) for s in sites]
@@ -132,15 +140,26 @@ class Run:
     @property
     def setting(self) -> str:
         """cifar10, dirichlet (alpha 0.3), 20 clients; of a consortium, whose sites hold their own images: 3 sites"""
-        dataset, partition = self.settings.get("dataset", {}).get("name"), self.settings.get("partition", {})
-        words = [Path(dataset).name] if dataset else []
-        if partition.get("file") and not self.consortium:
-            words.append(Path(partition["file"]).name)
-        elif partition.get("name") and not self.consortium:
-            words.append(partition["name"] + (f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""))
+        words, partition = [self.dataset] if self.dataset else [], self.settings.get("partition", {})
+        if partition.get("name") and not self.consortium:
+            words.append(self.partition + (f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""))
         if self.clients:
             words.append(f"{self.clients} {'site' if self.consortium else 'client'}{'s' * (self.clients > 1)}")
         return ", ".join(words)
+
+    @property
+    def dataset(self) -> str:
+        """Its name. The folder of one that was given is named by its content too, so partition.json has the name."""
+        its = self.settings.get("dataset", {})
+        return Path((its.get("digest") and self.split.get("dataset", {}).get("name")) or its.get("name", "")).name
+
+    @property
+    def partition(self) -> str:
+        """The kind of split; of a saved one its file, or what it was made by."""
+        its = self.settings.get("partition", {})
+        if not its.get("file"):
+            return str(its.get("name", ""))
+        return str(self.split.get("about", {}).get("kind") or Path(its["file"]).name)
 
     @property
     def title(self) -> str:
@@ -193,8 +212,7 @@ class Run:
 
     @cached_property
     def federation(self) -> Federation:
-        split = self.folder / "partition.json"
-        return Federation.load(split, self._given.dataset) if self._given else build.split(self.config, split)
+        return build.split(self.config, self.folder / "partition.json")
 
     @cached_property
     def parts(self) -> build.Parts:
@@ -209,7 +227,7 @@ class Run:
         return self.parts.model
 
     @cached_property
-    def _checkpoint(self) -> tuple[int, State]:
+    def _checkpoint(self) -> record.Checkpoint:
         found = record.read_checkpoint(self.folder)
         if found is None:
             raise UserError(f'the run in "{self.folder}" has not completed a round yet')
@@ -218,7 +236,7 @@ class Run:
     @property
     def round(self) -> int:
         """The last round that is in the checkpoint."""
-        return self._checkpoint[0]
+        return self._checkpoint.round
 
     @property
     def as_of(self) -> int:
@@ -228,7 +246,7 @@ class Run:
     @property
     def state(self) -> State:
         """The server's, after the last round."""
-        return self._checkpoint[1]
+        return self._checkpoint.state
 
     # ---- its clients
 
@@ -271,9 +289,9 @@ def client_params(parts: build.Parts, store: Store, received: Params, client: in
 
 
 @contextmanager
-def reading(folder: str | Path, *, device: str = "auto", federation: Federation | None = None) -> Iterator[Run]:
+def reading(folder: str | Path, *, device: str = "auto") -> Iterator[Run]:
     """A run that has completed a round. No other process writes to its folder meanwhile."""
-    run = Run(folder, device=device, federation=federation)
+    run = Run(folder, device=device)
     with ExitStack() as held:
         if (run.folder / ".lock").exists():  # a copy of a run may have none
             try:

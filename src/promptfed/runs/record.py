@@ -4,7 +4,8 @@ config.toml             the complete configuration
 partition.json          who holds which samples
 rounds.jsonl            one line per round
 asked.jsonl             where there is privacy: who was asked to train, in rounds that were not completed too
-checkpoint.safetensors  the server's state after the last completed round
+checkpoint.safetensors  the server's state after the last completed round, with what config, split and rounds were then
+checkpoint.previous.safetensors   that of the round before it, should the last one be damaged
 clients/                what the clients remember
 result.json             the numbers, once the run is done
 """
@@ -14,27 +15,35 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from safetensors import SafetensorError
 
 from .. import files, scoring
+from .. import params as P
 from ..clients.base import Notice
+from ..clients.store import DATA, Store
 from ..clients.wire import pack, unpack
 from ..errors import UserError
 from ..method import State
 from ..server import Line, Recorder
-from .config import Join
+from . import config as C
 
 # As received from the server; after local training, of a round's participants; the same of everyone, at the end; the
 # one global model of a personal method. Each also for newcomers alone, who are in none of the others.
 _STAGES = ("aggregated", "after_local", "after_local_all", "common")
 STAGES = (*_STAGES, *(f"newcomers_{stage}" for stage in _STAGES))
 LAST = 10  # rounds that are averaged in `mean_of_last_10`
+
+
+LAST_STATE, PREVIOUS_STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+ADJUSTABLE = ("rounds", "engine")  # settings that may change when a run is resumed
 
 
 class Busy(UserError):
@@ -60,6 +69,8 @@ class Folder(Recorder):
     def __init__(self, path: Path, views: Sequence[View] = (), ledger: bool = False) -> None:
         self.path, self._views, self._ledger = path, views, ledger
         self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
+        self._chain = ""  # the digest of all lines
+        self._verified: Checkpoint | None = None
         self._open = ExitStack()  # holds the lock
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -70,12 +81,80 @@ class Folder(Recorder):
             raise UserError(f'--out = "{path}" cannot be written: {error.strerror}') from None
 
     def restore(self) -> tuple[int, State] | None:
-        found = read_checkpoint(self.path)
-        done = found[0] if found else 0
+        found = self.verify()
+        if found:
+            self._check_fixed(found)  # a split that was missing is drawn again by now
+        self._verified = None
+        done = found.round if found else 0
         # A line after the checkpoint belongs to a round that was not completed: it will be written again.
-        kept = [json.dumps(line) + "\n" for line in self.lines() if line["round"] <= done]
-        files.write(self.path / "rounds.jsonl", "".join(kept).encode())
+        kept = [line for line in self.lines() if line["round"] <= done]
+        self._chain = chained(kept)
+        files.write(self.path / "rounds.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return (found.round, found.state) if found else None
+
+    def verify(self) -> Checkpoint | None:
+        """What the run goes on from. Refuses files that are not as they were at that round. Before clients are there,
+        as it may have to look at what they remember."""
+        if self._verified:
+            return self._verified
+        found, lines = read_checkpoint(self.path), self.lines()
+        if found is None:
+            if len(lines) > 1:  # one is of a round that was interrupted just before its checkpoint
+                raise UserError(
+                    f'"{self.path / LAST_STATE}" is missing, though "{self.path / "rounds.jsonl"}" has {len(lines)} '
+                    "rounds: put it back from a copy, or begin anew with another --out"
+                )
+            return None
+        if not found.last and Store.newest(self.path / "clients") > found.round + 1:
+            raise UserError(
+                f'"{self.path / LAST_STATE}" is damaged, and clients have gone on since '
+                f'"{self.path / PREVIOUS_STATE}": put it back from a copy, or begin anew with another --out'
+            )
+        self._check_lines(found, lines)
+        self._check_fixed(found)
+        self._verified = found
         return found
+
+    def _check_lines(self, found: Checkpoint, lines: Sequence[Line]) -> None:
+        file, kept = self.path / "rounds.jsonl", [line for line in lines if line["round"] <= found.round]
+        if found.note.get("lines") in (None, chained(kept)):
+            return
+        known = [line["round"] for line in kept]
+        what = "was changed" if known and known[-1] == found.round else "is damaged"
+        raise UserError(
+            f'"{file}" {what} since round {found.round} ({len(known)} of {found.round} rounds can be read): put it '
+            "back from a copy to resume; predict and export work without it"
+        )
+
+    def _check_fixed(self, found: Checkpoint) -> None:
+        then, now = found.note.get("fixed"), self._fixed()
+        if then is None:  # written before checkpoints recorded it
+            return
+        if then["config"] != now["config"]:
+            raise UserError(
+                f'"{self.path / "config.toml"}" was changed since round {found.round}: '
+                f"{difference(then['config'], now['config'])}; change it back, or begin anew with another --out"
+            )
+        if now["partition"] not in (None, then["partition"]):
+            raise UserError(
+                f'"{self.path / "partition.json"}" was changed or damaged since round {found.round}: put it back '
+                "from a copy, or delete it if the split was drawn from a seed, then resume"
+            )
+        if then["clients"] and not now["clients"]:
+            raise UserError(
+                f'"{self.path / "clients" / DATA}" is missing or empty, and with it what clients have kept to '
+                "themselves: put it back from a copy, or begin anew with another --out"
+            )
+
+    def _fixed(self) -> dict[str, Any]:
+        """What does not change while a run goes on, as it is now."""
+        config, split = self.path / "config.toml", self.path / "partition.json"
+        kept = self.path / "clients" / DATA
+        return {
+            "config": {k: v for k, v in C.read(config).items() if k not in ADJUSTABLE} if config.exists() else {},
+            "partition": sha256(split.read_bytes()).hexdigest() if split.exists() else None,
+            "clients": kept.exists() and kept.stat().st_size > 0,
+        }
 
     def begin(self, round: int, clients: Sequence[int]) -> None:
         self._took = {}
@@ -97,9 +176,20 @@ class Folder(Recorder):
             took = [self._took[client] for client in sorted(self._took)]
             line = {**line, "seconds": {**line["seconds"], "clients": took}}
         files.append(self.path / "rounds.jsonl", json.dumps(line, allow_nan=False) + "\n")
-        files.write(self.path / "checkpoint.safetensors", pack(state, {"round": line["round"]}))
+        self._chain = chained([line], self._chain)
+        note = {"round": line["round"], "state": P.digest(state), "lines": self._chain, "fixed": self._fixed()}
+        self._keep_previous()
+        files.write(self.path / LAST_STATE, pack(state, note))
         for view in self._views:
             view.end(line)
+
+    def _keep_previous(self) -> None:
+        """By a second name of the last checkpoint, which thus is there at any moment."""
+        last, part = self.path / LAST_STATE, self.path / f".{PREVIOUS_STATE}"
+        if last.exists():
+            part.unlink(missing_ok=True)
+            part.hardlink_to(last)
+            part.replace(self.path / PREVIOUS_STATE)
 
     def lines(self) -> list[Line]:
         return read_lines(self.path)
@@ -107,10 +197,16 @@ class Folder(Recorder):
     def asked(self) -> list[tuple[int, list[int]]]:
         """Every time clients were asked to train: the round, and who."""
         file, found = self.path / "asked.jsonl", []
-        for text in file.read_text().splitlines() if file.exists() else []:
-            with suppress(json.JSONDecodeError):  # it was cut off, so nobody had been asked yet
+        for text in file.read_text(errors="replace").splitlines() if file.exists() else []:
+            with suppress(json.JSONDecodeError, KeyError, TypeError):  # it was cut off, so nobody had been asked yet
                 line = json.loads(text)
                 found.append((line["round"], line["clients"]))
+        for line in self.lines():
+            if (line["round"], line["clients"]) not in found:
+                raise UserError(
+                    f'"{file}" is damaged: it does not tell who was asked in round {line["round"]}, so no '
+                    "epsilon can be stated; put it back from a copy and resume"
+                )
         return found
 
     def close(self) -> None:
@@ -133,16 +229,56 @@ def at_work(path: Path) -> bool:
         return False
 
 
-def read_checkpoint(path: Path) -> tuple[int, State] | None:
-    """The last completed round, and the server's state after it."""
-    file = path / "checkpoint.safetensors"
-    if not file.exists():
-        return None
+class Checkpoint(NamedTuple):
+    round: int
+    state: State
+    note: dict[str, Any]
+    last: bool = True  # else the one before
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The last completed round, and the server's state after it; of the round before where that is damaged."""
+    last, previous = path / LAST_STATE, path / PREVIOUS_STATE
+    try:
+        if last.exists():
+            return _read_checkpoint(last)
+        if not previous.exists():
+            return None
+        why = f'the checkpoint "{last}" is missing'
+    except UserError as error:
+        if not previous.exists():
+            raise
+        why = str(error)
+    found = _read_checkpoint(previous)._replace(last=False)
+    warnings.warn(f"{why}; the one of round {found.round} is used", stacklevel=3)
+    return found
+
+
+def _read_checkpoint(file: Path) -> Checkpoint:
     try:
         state, note = unpack(file.read_bytes())
-        return int(note["round"]), state
+        if note.get("state") not in (None, P.digest(state)):
+            raise ValueError("its checksum is wrong")
+        return Checkpoint(int(note["round"]), state, note)
     except (SafetensorError, ValueError, KeyError) as error:
         raise UserError(f'the checkpoint "{file}" is damaged: {error}') from None
+
+
+def chained(lines: Iterable[Line], before: str = "") -> str:
+    """A digest of lines that follow others. Without times, so that equal runs have equal checkpoints."""
+    for line in lines:
+        told = json.dumps({key: value for key, value in line.items() if key != "seconds"}, sort_keys=True)
+        before = sha256(f"{before}{told}".encode()).hexdigest()
+    return before
+
+
+def difference(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """method.lr = 0.1, not 0.05: the first setting that differs."""
+    key = next(key for key in {**then, **now} if then.get(key) != now.get(key))
+    before, after = then.get(key), now.get(key)
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        return difference(before, after, f"{prefix}{key}.")
+    return f"{prefix}{key} = {after}, not {before}"
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
@@ -162,11 +298,13 @@ def read_lines(path: Path) -> list[Line]:
     """The rounds on record. A last line that was cut off is left out."""
     file = path / "rounds.jsonl"
     lines: list[Line] = []
-    for text in file.read_text().splitlines() if file.exists() else []:
+    for text in file.read_text(errors="replace").splitlines() if file.exists() else []:
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+            _ = int(line["round"])
+        except (ValueError, KeyError, TypeError):
             break
+        lines.append(line)
     return lines
 
 
@@ -202,7 +340,7 @@ def _all(about: dict[str, Any], late: bool) -> dict[str, int]:
     """How many clients have test data, of those that came later or of the others; empty if nobody knows."""
     if "sites" not in about:
         return {}
-    new = Join.model_validate(about["config"]["join"]).newcomers(len(about["sites"]))
+    new = C.Join.model_validate(about["config"]["join"]).newcomers(len(about["sites"]))
     return {"of": sum(site["n_test"] != 0 and (site["client"] in new) is late for site in about["sites"])}
 
 

@@ -56,7 +56,6 @@ def join(
     rounds: int = 1,
     out: str | Path | None = None,
     device: str = "auto",
-    federation: Federation | None = None,
 ) -> Joined:
     """Trains for a site whose images lie in `data` as class/*.jpg, the classes being some of the run's.
 
@@ -68,7 +67,7 @@ def join(
     folder = Path(out).expanduser() if out else _fresh(Path(run), data)
     if (folder / "join.json").exists() or (folder / "config.toml").exists():
         raise UserError(f'--out = "{folder}" is not empty: choose another folder')
-    with reading(run, device=device, federation=federation) as held, tempfile.TemporaryDirectory() as scratch:
+    with reading(run, device=device) as held, tempfile.TemporaryDirectory() as scratch:
         dataset, skipped = _dataset(held, data, Path(scratch) / "data")
         with closing(Store(Path(scratch) / "clients")) as store:
             parts, client, last = _joined_parts(held, dataset), len(held.federation.sites), held.round + rounds

@@ -10,7 +10,6 @@ from typing import Any
 from .. import params as P
 from ..clients.store import Store
 from ..clients.wire import unpack
-from ..data import Federation
 from ..errors import UserError
 from ..flower.site import RECEIVED, SETTINGS, SiteFolder
 from ..params import Params
@@ -28,14 +27,12 @@ def load(
     backbone: str | None = None,
     device: str = "auto",
     trust: bool = False,
-    federation: Federation | None = None,
 ) -> Predictor:
     """The model of a run's client, a run's global model (`common`), or an exported one, by its file or folder; or at a
     site of a consortium its own, by the site's folder.
 
     `client`: its number, or its site's name. `backbone`: where an exported model finds its pre-trained weights, if not
-    where it was trained. `trust`: import the module of a method that is not promptfed's own. `federation`: of a run
-    that was given one.
+    where it was trained. `trust`: import the module of a method that is not promptfed's own.
     """
     path = Path(path).expanduser()
     if client is not None and common:
@@ -43,7 +40,7 @@ def load(
     if not path.exists():
         raise UserError(f'"{path}" does not exist; allowed: the folder of a run, or an exported {exported.SUFFIX} file')
     if (path / "config.toml").exists():
-        with reading(path, device=device, federation=federation) as run:
+        with reading(path, device=device) as run:
             if client is not None:
                 return _of_client(run, run.number(client))
             if run.method.personal and not common:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..clients.frozen import inputs
 from ..errors import UserError
 from ..models import Model
 from ..params import Params
@@ -105,9 +106,7 @@ class Predictor:
         nobody = torch.zeros((), dtype=torch.int64, device=self.device)
         ctx = Context({}, {}, None, nobody, nobody.expand(len(self.classes)))
         with torch.no_grad():
-            frozen = self.tuning.frozen(self.model, x) if self.tuning.frozen_name(self.model) else {}
-            if frozen and not self.tuning.images:
-                x = x.new_empty(len(x), 0)
+            x, frozen = inputs(self.tuning, self.model, x)
             logits = self.tuning.logits(self.model, self.params, Batch(x, y, None, noise, {}, frozen), ctx)
             probabilities: np.ndarray = logits.softmax(1).cpu().numpy()
         return probabilities

@@ -41,13 +41,14 @@ def _facts(data: ReportData) -> dict[str, str]:
     groups = data.groups
     seeds = sorted({entry.seed for entry in data.entries})
     shares = dict.fromkeys(group.first.run.settings.get("fraction") for group in groups)
-    partitions = ("the sites' own" if group.first.run.consortium else _name(group, "partition") for group in groups)
+    runs = [group.first.run for group in groups]
+    partitions = ("the sites' own" if run.consortium else run.partition or "–" for run in runs)
     return {
         "methods": str(len({_method(data, group) for group in groups})) if len(groups) > 1 else groups[0].label,
         "seeds": f"{len(seeds)} ({listed(seeds)})",
         "rounds": listed(sorted({entry.planned for entry in data.entries})),
         "clients": listed(sorted({group.first.run.clients for group in groups})),
-        "dataset": listed(dict.fromkeys(_name(group, "dataset") for group in groups)),
+        "dataset": listed(dict.fromkeys(run.dataset or "–" for run in runs)),
         "partition": listed(dict.fromkeys(partitions)),
         "backbone": listed(dict.fromkeys(_name(group, "backbone") for group in groups)),
         "clients per round": listed(f"{100 * share:g} %" for share in shares if share is not None) or "–",
