@@ -80,7 +80,7 @@ def race(tmp_path: Path, arms: list[ch.Arm], minutes: float = 1.0, rounds: int =
     pool = Pool("cpu", tmp_path / "log")
     pool.size = 1
     made = ch._Race(plan, pool, time.monotonic())
-    made.arms = arms
+    made.arms, made._load = arms, 0.0
     return made
 
 
