@@ -9,6 +9,7 @@ SMALL = {
     "atpfl": {"context": 2, "prompt_size": 2},
     "dp2fl": {"depth": 2, "lr": 0.01},
     "promptfl": {"context": 3},
+    "fedbn": {"epochs": 1},  # of a transformer, all weights of it
 }
 
 

@@ -12,7 +12,9 @@ FEW = {
     "fedem": {"components": 4, "epochs": 1, "batch_size": 8},
     "fedmix": {"epochs": 1, "mean_size": 4},
     "pfedme": {"epochs": 1, "inner_steps": 2, "personal_steps": 2},
-    **{name: {"epochs": 1, **SMALL[name]} for name in ("sgpt", "pfedpg", "tpfl", "atpfl", "dp2fl", "promptfl")},
+    **{
+        name: {"epochs": 1, **SMALL[name]} for name in ("sgpt", "pfedpg", "tpfl", "atpfl", "dp2fl", "promptfl", "fedbn")
+    },
 }
 COMPOSITIONS = ("fedprox+pt", "moon+pt", "fedper+pt", "fedrep+pt", "fedavg+ft", "fedprox+ft", "moon+ft", "pfedpt+ft")
 VARIANTS = (

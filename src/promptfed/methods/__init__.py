@@ -20,29 +20,54 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
+from .fedamp import FedAmp
+from .fedbn import FedBn
+from .feddyn import FedDyn
 from .fedem import FedEm
+from .fedlc import FedLc
 from .fedmix import FedMix
 from .fedmtl import FedMtl
+from .fednova import FedNova
+from .fedntd import FedNtd
 from .fedpr import FedPr
+from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrod import FedRod
 from .local import Local
 from .moon import Moon
+from .own_model import Apfl, Ditto
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedpg import PFedPg
+from .scaffold import Scaffold
+from .server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .sgpt import Sgpt
-from .shared_body import FedBabu, FedPer, FedRep
+from .shared_body import FedBabu, FedPer, FedRep, LgFedAvg
 from .zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "feddyn": FedDyn,
+    "fednova": FedNova,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedlc": FedLc,
+    "fedntd": FedNtd,
     "moon": Moon,
     "perfedavg": PerFedAvg,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "lg-fedavg": LgFedAvg,
+    "fedbn": FedBn,
+    "ditto": Ditto,
+    "apfl": Apfl,
+    "fedamp": FedAmp,
+    "fedproto": FedProto,
     "fedmtl": FedMtl,
     "fedbabu": FedBabu,
     "fedrod": FedRod,
