@@ -79,6 +79,7 @@ class ReportData:
     folders: list[Path]  # that the user named
     problems: list[str] = field(default_factory=list)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)  # label -> row and column, in tables with columns
+    notes: list[str] = field(default_factory=list)  # what comparisons say of themselves: a small scale, a tuning budget
 
     @property
     def entries(self) -> list[SeedRun]:
@@ -108,8 +109,9 @@ def gather(folders: Sequence[Path]) -> ReportData:
     entries: dict[Path, SeedRun] = {}
     problems: list[str] = []
     places: dict[str, tuple[str, str]] = {}
+    notes: list[str] = []
     for folder in folders:
-        for path, label in _runs(folder, problems, places):
+        for path, label in _runs(folder, problems, places, notes):
             if path.resolve() in entries:
                 continue
             found: list[str] = []
@@ -124,12 +126,14 @@ def gather(folders: Sequence[Path]) -> ReportData:
             problems.append(f"{entry.run.folder} is not finished: {entry.done} of {entry.planned} rounds{evaluated}.")
     if not entries:
         raise UserError(" ".join(problems).rstrip("."))
-    return ReportData(_grouped(list(entries.values())), list(folders), problems, places)
+    return ReportData(_grouped(list(entries.values())), list(folders), problems, places, notes)
 
 
-def _runs(folder: Path, problems: list[str], places: dict[str, tuple[str, str]]) -> list[tuple[Path, str | None]]:
+def _runs(
+    folder: Path, problems: list[str], places: dict[str, tuple[str, str]], notes: list[str]
+) -> list[tuple[Path, str | None]]:
     """The folders of runs, with the labels that a comparison gives them, in the order of its table; adds to `places`
-    where that has columns."""
+    where that has columns, and to `notes` what it says of itself."""
     if not folder.is_dir():
         raise UserError(f'"{folder}" is not a folder')
     if _is_run(folder):
@@ -143,6 +147,7 @@ def _runs(folder: Path, problems: list[str], places: dict[str, tuple[str, str]])
         table = json.loads(file.read_text()) if file.exists() else []
         labels = {Row(row["label"], {}, ()).slug: row["label"] for row in table}
         places |= {row["label"]: (row["row"], row["column"]) for row in table if "column" in row}
+        notes += dict.fromkeys(f"{folder.name}: {row['scale']}." for row in table if "scale" in row)
     except _BROKEN as error:
         problems.append(f"{folder / 'table.json'} cannot be read: {_why(error)}; labels are the folders' names.")
     order = list(labels)

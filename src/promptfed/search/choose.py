@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ class Ranked:
     def word(self) -> str:
         if self.behind is None:
             return ""
+        if self.behind.high < 0:
+            return "ahead then, given up later"
         return "behind" if self.behind.low > 0 else "cannot be told apart"
 
 
@@ -127,7 +130,7 @@ def prepare(
     out: Path,
 ) -> ChoosePlan:
     """Reads and checks everything before the first round."""
-    if not 0 < minutes < float("inf"):
+    if not 0 < minutes < inf:
         raise UserError(f"--minutes = {minutes:g} must be greater than 0")
     if out.exists() and any(out.iterdir()):
         raise UserError(f'--out = "{out}" is not empty; choose another --out')
@@ -228,8 +231,9 @@ class _Race:
         self._train(self.arms, min(_PROBE, rounds), self._left() / 2)
         for arm in self.arms:
             if not arm.vals:
-                self.left_out.setdefault(arm.name, f"{min(_PROBE, rounds)} rounds take more than half of the budget")
-        self.arms = [arm for arm in self.arms if arm.vals]
+                why = "too slow for the budget" if (arm.folder / "config.toml").exists() else "its turn did not come"
+                self.left_out.setdefault(arm.name, f"{why}: the first rounds of all may take half of it")
+        self.arms = [arm for arm in self.arms if arm.vals] or self.arms
         self._drop_slow()
         rungs = [max(_PROBE, -(-rounds // share)) for share in _RUNGS]
         rungs = sorted({min(rung, rounds) for rung in rungs})
@@ -248,9 +252,9 @@ class _Race:
     def _drop_slow(self) -> None:
         """Candidates that could not complete their run within the budget, even alone."""
         rounds, budget = self._plan.config.rounds, 60 * self._plan.minutes
-        slow = {arm.name: self._load + rounds * arm.train + arm.evaluate for arm in self.arms}
+        slow = {arm.name: self._load + rounds * arm.train + arm.evaluate if arm.vals else inf for arm in self.arms}
         for name, seconds in slow.items():
-            if seconds > budget:
+            if budget < seconds < inf:
                 about = f"its {rounds} rounds would take about {_minutes(seconds)}"
                 self.left_out[name] = f"too slow for the budget of {_minutes(budget)}: {about}"
         kept = [arm for arm in self.arms if slow[arm.name] <= budget]

@@ -47,6 +47,7 @@ def results(data: ReportData) -> dict[str, Any]:
     tables = {kind: _lines(data, kind) for kind in KINDS if kind == "last" or kind in known}
     return {
         "columns": numbers.columns(data),
+        "notes": data.notes,
         "several_seeds": data.several_seeds,
         "several_tasks": len(tasks(data)) > 1,
         "kinds": KINDS,
