@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from .. import files
 from ..errors import UserError
 from . import lazy
 from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
-    from ..runs import api, build, comparison, dryrun, progress, tables
+    from ..runs import api, build, comparison, dryrun, progress, record, tables
     from ..search import tune as searching
 else:
     searching = lazy.Module("search.tune")
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
-    privacy, progress, tables = map(lazy.Module, ("privacy", "runs.progress", "runs.tables"))
+    privacy, progress, record = map(lazy.Module, ("privacy", "runs.progress", "runs.record"))
+    tables = lazy.Module("runs.tables")
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
 DryRun = Annotated[
@@ -57,6 +59,8 @@ def run(
 
     pictures = ", ".join(picture.name for picture in draw_run(folder))
     console.print(f"everything is in {folder}: result.json, {pictures}", soft_wrap=True)
+    if why := record.unused(result.numbers):
+        raise UserError(why)
 
 
 def compare(
@@ -133,6 +137,9 @@ def partition(
     from ..report import draw_partition, style  # slow to import
 
     style.check(out)
+    files.refuse_foreign(out, style.MARK, "--out")
+    if save:
+        files.refuse_foreign(save, b'{"format": 1, "dataset": ', "--save")
     federation = build.split(config)
     draw_partition(federation, out)
     if save:

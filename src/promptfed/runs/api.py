@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -65,7 +66,10 @@ def run(
     may also be a class derived from Method, and `dataset` a Dataset. `federation` takes the place of dataset and
     partition, and `mini` uses the small scale of the file, its [mini] table."""
     folder = Path(out) if out else None
-    return execute(prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation), view)
+    found = execute(prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation), view)
+    if why := record.unused(found.numbers):
+        warnings.warn(f"{found.folder}: {why}", stacklevel=2)
+    return found
 
 
 def prepare(
@@ -152,8 +156,8 @@ def execute(
 ) -> Result:
     """One run, in its folder. `engine` makes the clients from the parts and the folder."""
     config, path, resume = plan.config, plan.folder, plan.resume
-    if not resume and (path / "config.toml").exists():
-        raise UserError(f'--out = "{path}" holds a run already: pass --resume to continue it, or another --out')
+    if not resume:
+        _check_free(path)
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
@@ -192,6 +196,14 @@ def execute(
     finally:
         tracked.close()
         folder.close()
+
+
+def _check_free(path: Path) -> None:
+    """A run gets a folder of its own."""
+    if (path / "config.toml").exists():
+        raise UserError(f'--out = "{path}" holds a run already: pass --resume to continue it, or another --out')
+    if held := record.visible(path):
+        raise UserError(f'--out = "{path}" is not empty and holds no run ({held[0]} is in it); choose another --out')
 
 
 def _recorded(plan: RunPlan) -> dict[str, Any]:

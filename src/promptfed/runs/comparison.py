@@ -153,12 +153,14 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
     jobs = []
     methods: set[str] = set()
+    compared = {row.settings["method"]["name"] for row in rows if "name" in row.settings.get("method", {})}
     for turn in range(max(len(row.seeds) for row in rows)):
         for row in (row for row in rows if turn < len(row.seeds)):
             seed, partition = row.seeds[turn], {"seed": base.split_seed, **row.settings.get("partition", {})}
             tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
             whole = C.merge(*tables)
-            config = C.make(shrunk(tables, row.mini, given) if row.mini else whole, row.tuned or {})
+            scaled = shrunk(tables, row.mini, given) if row.mini else whole
+            config = C.make(C.fitted(scaled, compared), row.tuned or {})
             jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
             methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
     taken = {key for name in methods for key in M.fields(name)}
@@ -193,6 +195,9 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
     file = out / "table.json"
     if (out / "config.toml").exists():
         raise UserError(f'--out = "{out}" holds a run; choose another --out')
+    for name in record.visible(out) if not file.exists() else []:
+        if name not in ("partition.json", TUNING) and not record.begun(out / name):
+            raise UserError(f'--out = "{out}" is not empty and holds no comparison ({name} is in it)')
     try:
         there = [row["label"] for row in json.loads(file.read_text())] if file.exists() else []
     except (ValueError, TypeError, KeyError):
@@ -377,6 +382,10 @@ def complain(outcome: Outcome) -> None:
             raise error
         more = f", and so have {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
         raise UserError(f"{job.folder.name} has failed{more}, the tables have what is done: {error}")
+    for runs in outcome.results.values():
+        for run in runs:
+            if why := record.unused(run.numbers):
+                raise UserError(f"{run.folder.name}: {why}")
     if not outcome.results:
         raise UserError("every run of the comparison is held by another process")
 

@@ -19,6 +19,7 @@ from rich.table import Table as Rich
 from rich.text import Text
 
 from .. import files, methods
+from . import record
 from .api import Result
 
 Table = dict[str, Any]
@@ -56,6 +57,7 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
         found.append(
             {
                 "label": label,
+                **({"unused": True} if any(record.unused(n) for n in numbers) else {}),
                 **({"row": row, "column": column} if column else {}),
                 **({"scale": scale} if scale else {}),
                 **({"reference": "ceiling" if kind.centralised else "other"} if kind else {}),
@@ -141,7 +143,8 @@ def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
     keys = ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
     scores = [percent(row[key]) if plain else score(row, key) for key in keys]
     cost = (size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
-    return (row["label"], str(row["seeds"]), *scores, points(row.get("to_ceiling")), *cost)
+    label = f"{row['label']} (no update used)" if row.get("unused") else row["label"]
+    return (label, str(row["seeds"]), *scores, points(row.get("to_ceiling")), *cost)
 
 
 def score(row: Mapping[str, Any], key: str) -> str:

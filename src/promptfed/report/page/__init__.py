@@ -35,6 +35,7 @@ class Section(NamedTuple):
 
 def write(folders: Sequence[Path], out: Path) -> Path:
     """The report on these folders of runs and comparisons. What cannot be shown is a warning, and noted on the page."""
+    files.refuse_foreign(out, b'content="promptfed"', "--out")
     text, problems = build(gather.gather(folders), out)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
