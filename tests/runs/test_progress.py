@@ -208,7 +208,7 @@ def test_off_a_terminal_there_is_a_line_a_round() -> None:
     run_through(Live(console, "[x]", 2))
     assert isinstance(console.file, io.StringIO)
     first, second = console.file.getvalue().splitlines()
-    assert first == "[x]  round 1/2  loss 0.250  local 50.0%, worst 25.0%  0:02 spent, 0:02 left"
+    assert first == "[x]  round 1/2  loss 0.250  local 50.0%, worst 25.0%  0:02 spent"
     assert second.endswith("0:04 spent")
 
 

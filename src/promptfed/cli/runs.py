@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,12 +96,8 @@ def compare(
         console.print(dryrun.table(first))
         return
 
-    def live(number: int, job: comparison.Job) -> progress.Live:
-        label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
-        return progress.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
-
     with interruptible(again):
-        outcome = comparison.execute(plan, live)
+        outcome = comparison.execute(plan, partial(comparison.live, console, len(jobs)))
     if outcome.table:
         from ..report import draw_comparison  # slow to import, and not every command draws
 

@@ -14,8 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from .. import methods as M
 from ..data import Federation
@@ -24,6 +27,7 @@ from ..method import Method
 from . import api, build, dryrun, record, tables
 from . import config as C
 from .api import Result, method_settings, shrunk, small
+from .progress import Live
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -260,6 +264,12 @@ def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
     return failed
 
 
+def live(console: Console, count: int, number: int, job: Job) -> Live:
+    """The progress of one of so many runs."""
+    label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
+    return Live(console, f"{number}/{count} {label}", job.config.rounds, job.config.eval.every)
+
+
 def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     """What a table at the small scale has to say of itself: its labels are those of the full scale. Else empty."""
     jobs = [job for job in jobs if job.row.mini and job.row.label in results]
@@ -399,12 +409,13 @@ def compare(
     mini: bool = False,
     federation: Federation | None = None,
     tune: int = 0,
+    progress: bool = True,
     **settings: Any,
 ) -> dict[str, list[Result]]:
     """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
     classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
     `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation data, by so
-    many trials.
+    many trials. `progress` is shown on standard error and in notebooks.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
@@ -417,6 +428,8 @@ def compare(
         found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
         preset, settings, methods, seeds = found.file, {}, (), ()
     planned = prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini, federation=federation)
-    outcome = execute(planned)
+    outcome = (
+        execute(planned, partial(live, Console(stderr=True), len(planned.chosen))) if progress else execute(planned)
+    )
     complain(outcome)
     return outcome.results

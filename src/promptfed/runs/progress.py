@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from threading import RLock
@@ -113,7 +114,8 @@ class Status:
 
     def line(self) -> str:
         """What is to be told at the end of a round, for a log."""
-        spent = ", ".join(filter(None, (f"{duration(self.spent())} spent", self.left())))
+        left = self.left() if len(self._train) > 1 else ""
+        spent = ", ".join(filter(None, (f"{duration(self.spent())} spent", left)))
         remarks = [f"{kind}: {_some(found)}" for kind, (round, found) in self._remarks.items() if round == self.done]
         parts = (f"{self.label}  round {self.done}/{self.rounds}", self._loss, self._scores, spent, *remarks)
         return "  ".join(filter(None, parts))
@@ -134,7 +136,9 @@ class Status:
             return Group(head, *lines)
 
     def _progress(self) -> str:
-        """How many clients have answered what is under way."""
+        """How many clients have answered what is under way; before, what takes its time."""
+        if self._begun is None and not self._train:
+            return "preparing: images are decoded and the model is built"
         return f"{_DOING[self._ask]}: {self._answered} of {self._asked} clients" if self._ask else ""
 
 
@@ -162,7 +166,8 @@ class Live(Status):
     def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
         super().__init__(label, rounds, every)
         self._console = console
-        self._screen = Screen(self, console=console, refresh_per_second=4) if console.is_terminal else None
+        drawn = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+        self._screen = Screen(self, console=console, refresh_per_second=4) if drawn else None
 
     def __enter__(self) -> Live:
         if self._screen:
