@@ -96,8 +96,8 @@ def run(
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
     may also be a class derived from Method, and `dataset` a Dataset. `federation` takes the place of dataset and
     partition, and `mini` uses the small scale of the file, its [mini] table. `progress` is shown on standard error and
-    in notebooks, unless it is False or a `view` is told instead: an object with begin(round, clients), on_notice(notice)
-    and end(line)."""
+    in notebooks, unless it is False or a `view` is told instead: an object with begin(round, clients),
+    on_notice(notice) and end(line)."""
     folder = Path(out) if out else None
     plan = prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation)
     config = plan.config
