@@ -12,7 +12,7 @@ FEW = {
     "fedem": {"components": 4, "epochs": 1, "batch_size": 8},
     "fedmix": {"epochs": 1, "mean_size": 4},
     "pfedme": {"epochs": 1, "inner_steps": 2, "personal_steps": 2},
-    **{name: {"epochs": 1, **SMALL[name]} for name in ("sgpt", "pfedpg", "tpfl", "atpfl", "dp2fl", "promptfl")},
+    **{name: {"epochs": 1, **SMALL[name]} for name in SMALL},
 }
 COMPOSITIONS = ("fedprox+pt", "moon+pt", "fedper+pt", "fedrep+pt", "fedavg+ft", "fedprox+ft", "moon+ft", "pfedpt+ft")
 VARIANTS = (
@@ -25,7 +25,11 @@ VARIANTS = (
 
 
 # FedPR's own tests check it on a convolutional network and on prompts.
-NAMES = [*(name for name in METHODS if name != "fedpr"), "pfedpt", "head-tune", "promptfl", *COMPOSITIONS]
+NAMES = [
+    *(name for name in METHODS if name != "fedpr"),
+    *("pfedpt", "head-tune", "promptfl", "cocoop", "fedclip"),
+    *COMPOSITIONS,
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,7 @@
 """Every registered method ends with the parameters and metrics that are on record.
 
     python tests/test_golden.py            # records golden.json anew
+    python tests/test_golden.py fedavg ... # records these cases, and leaves the others
 
 A change of structure must not change a result. Where this machine rounds as the recording one did, results are
 compared to the last bit; elsewhere, as numbers.
@@ -108,17 +109,19 @@ def test_a_method_ends_as_recorded(case, tmp_path):
         assert found["local"] == pytest.approx(wanted["local"], abs=0.1)
 
 
-def record() -> None:
+def record(cases: list[str]) -> None:
+    """Of all cases if none are named."""
     torch.set_num_threads(1)
-    methods = {}
+    methods = json.loads(RECORD.read_text())["methods"] if cases else {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PROMPTFED_CACHE"] = folder + "/cache"
-        for i, (case, (name, settings)) in enumerate(CASES.items()):
+        for i, case in enumerate(cases or CASES):
+            name, settings = CASES[case]
             methods[case] = outcome(execute(name, settings, Path(folder) / str(i)))
             print(case, methods[case]["local"], file=sys.stderr)
-    kept = {"torch": torch.__version__, "rounding": rounding(), "methods": methods}
+    kept = {"torch": torch.__version__, "rounding": rounding(), "methods": {case: methods[case] for case in CASES}}
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    record()
+    record(sys.argv[1:])

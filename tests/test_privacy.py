@@ -26,6 +26,7 @@ from tiny import toy_host
 COVERED = {
     *("fedavg", "fedprox", "moon", "perfedavg", "fedper", "fedrep", "fedmtl", "fedbabu", "fedrod", "pfedme", "fedpr"),
     *("tpfl", "atpfl", "pfedpg", "pfedpt", "pfedpt-tokens", "head-tune", "fedvpt", "fedvpt-d", "promptfl"),
+    *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip"),
 }
 SMALL = {
     "dataset": {"name": "digits", "limit": 60, "size": 16},
@@ -290,7 +291,7 @@ def test_clipping_alone_states_no_epsilon():
 def test_the_line_for_a_person():
     stated = statement(Privacy(clip=1.0, noise=4.0), {0: 1, 1: 1}, 2, seeded=False)
     assert sentence(stated) == (
-        "privacy: epsilon 1.99 at delta 1e-05 for a client's training data, over at most 1 updates (clip 1, noise 4); "
+        "privacy: epsilon 1.99 at delta 1e-05 for a client's training data, over one update (clip 1, noise 4); "
         "evaluation is not covered"
     )
     assert "operating system" in stated["randomness"]

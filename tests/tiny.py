@@ -26,8 +26,8 @@ torch.set_num_threads(1)
 Numbers = dict[str, np.ndarray]
 Gradient = Callable[[Numbers, np.ndarray, np.ndarray], Numbers]
 
-# Methods that train all weights of any model and need nothing from enrollment.
-OTHER = ("fedmix", "fedem")
+# Methods that train all weights of any model, need nothing from enrollment and send no stats.
+OTHER = ("fedmix", "fedem", "fedproto")
 PLAIN = [name for name, kind in METHODS.items() if kind.tuned is Method.tuned and name not in OTHER]
 
 IMAGE = (2, 5, 6)

@@ -125,7 +125,8 @@ def method(name: str) -> str:
 
 def _what(kind: type[Method]) -> str:
     """The first paragraph of the docstring of the method's module, or of its class where a module holds several."""
-    shared = kind.__module__ in (Method.__module__, "promptfed.methods.shared_body")
+    several = ("shared_body", "server_optimizers", "own_model")
+    shared = kind.__module__ in (Method.__module__, *(f"promptfed.methods.{module}" for module in several))
     return _about(kind if shared else sys.modules[kind.__module__]).split("\n\n")[0]
 
 

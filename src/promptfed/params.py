@@ -41,6 +41,16 @@ def mean(items: Sequence[Params], weights: Sequence[float]) -> Params:
     return out
 
 
+def minus(a: Params, b: Params) -> Params:
+    """a - b, over the names of a."""
+    return {name: p - b[name] for name, p in a.items()}
+
+
+def dot(a: Params, b: Params) -> Tensor:
+    """Inner product, over the names of a."""
+    return torch.stack([(p * b[name]).sum() for name, p in a.items()]).sum()
+
+
 def sqdist(a: Params, b: Params) -> Tensor:
     """Squared Euclidean distance over the names of a."""
     return torch.stack([(p - b[name]).square().sum() for name, p in a.items()]).sum()

@@ -35,6 +35,10 @@ class Phase:
     name: str = "train"
     plain: bool = False  # plain cross-entropy instead of the method's own loss
 
+    def length(self, n: int) -> int:
+        """Its number of steps on n samples."""
+        return self.steps if n and self.steps else self.epochs * -(-n // self.batch_size)
+
     def slower(self, factor: float) -> Phase:
         """The same with learning rates multiplied by this factor."""
         return replace(self, train={role: o.model_copy(update={"lr": o.lr * factor}) for role, o in self.train.items()})

@@ -175,7 +175,8 @@ def sentence(stated: Mapping[str, Any]) -> str:
     """For a person, in one line."""
     spent = "infinite (there is no noise)" if stated["epsilon"] is None else f"{stated['epsilon']:.3g}"
     most = max(each["answers"] for each in stated["per_client"].values())
+    updates = "one update" if most == 1 else f"at most {most} updates"
     return (
-        f"privacy: epsilon {spent} at delta {stated['delta']:g} for a client's training data, over at most {most} "
-        f"updates (clip {stated['clip']:g}, noise {stated['noise']:g}); evaluation is not covered"
+        f"privacy: epsilon {spent} at delta {stated['delta']:g} for a client's training data, over {updates} "
+        f"(clip {stated['clip']:g}, noise {stated['noise']:g}); evaluation is not covered"
     )

@@ -193,6 +193,24 @@ def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):
     assert "holds a run with another rounds" in promptfed(*(w.replace("rounds=2", "rounds=3") for w in words), code=1)
 
 
+def test_a_comparison_against_a_row_and_its_table_in_other_formats(promptfed, tmp_path):
+    said = promptfed("compare", "--methods", "fedavg,local", "rounds=1", *TINY, "--out", "both", "--against", "fedavg")
+    assert "differences to fedavg in points" in said
+    found = json.loads((tmp_path / "both" / "table.json").read_text())[1]["against"]
+    assert (found["row"], found["column"], found["seeds"]) == ("fedavg", "local", 1)
+    assert found["low"] <= found["mean"] <= found["high"]
+    assert found["word"] in promptfed("table", "both", "--against", "fedavg")
+    assert "differences" not in promptfed("table", "both")
+    assert promptfed("table", "both", "--against", "fedavg", "--csv") == (tmp_path / "both" / "table.csv").read_text()
+    assert (
+        promptfed("table", "both", "--against", "fedavg", "--markdown") == (tmp_path / "both" / "table.md").read_text()
+    )
+    assert r"\toprule" in promptfed("table", "both", "--latex")
+    said = promptfed("table", "both", "--against", "fedavgg", code=1)
+    assert said == 'promptfed: --against = "fedavgg" is unknown; did you mean "fedavg"? (allowed: fedavg, local)'
+    assert "choose one of --latex, --markdown and --csv" in promptfed("table", "both", "--latex", "--csv", code=1)
+
+
 def test_only_adds_its_rows_to_the_table(promptfed, tmp_path):
     words = ["compare", "--methods", "fedavg,local", "rounds=1", *TINY, "--out", "both", "--only"]
 
@@ -354,6 +372,8 @@ def test_list(promptfed, what):
         (["run", "method.mju=0.1", "method=fedprox"], 'did you mean "mu"'),
         (["run", "method.name=5"], "method.name = 5"),
         (["compare", "--methods", "local,local"], '"local" is there twice'),
+        (["compare", "--methods", "local", "--against", "fedavg"], '--against = "fedavg" is unknown'),
+        (["table", "nothing"], "is not the folder of a comparison"),
         (["compare", "--methods", "local", "--seeds", "0,0"], "must be different numbers"),
         (["compare", "--methods", "fedavg,local", "method.lrr=0.1"], 'did you mean "lr"'),
         (["compare", "--methods", "fedavg,local", "method.epoch=9", "--dry-run"], 'did you mean "epochs"'),

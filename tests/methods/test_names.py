@@ -13,7 +13,7 @@ from promptfed.methods.dp2fl import Dp2fl
 from promptfed.methods.dp2fl.sealed import SealedDp2fl
 from promptfed.phases import Optimizer, Phase
 from promptfed.tuning import Full
-from tiny import PLAIN
+from tiny import OTHER, PLAIN
 
 COMPOSITIONS = sorted(
     {
@@ -21,7 +21,7 @@ COMPOSITIONS = sorted(
         *ALIASES,
         *(
             f"{name}+{plugins}"
-            for name in (*PLAIN, "fedmix", "fedem", "pfedpg")
+            for name in (*PLAIN, *OTHER, "pfedpg")
             for plugins in (("pt", "st", "ft", "pt+ft") if name != "centralised" else ("head", "vpt"))
         ),
         *(f"{name}+ft" for name in ("tpfl", *ALIASES)),
@@ -78,7 +78,7 @@ def test_a_plug_ins_default_gives_way_to_a_setting() -> None:
 
 
 def test_plain_methods_tune_all_weights() -> None:
-    assert all(create(name).tuning == Full() for name in PLAIN if name != "fedrod")
+    assert all(create(name).tuning == Full() for name in PLAIN if METHODS[name].wrapper is None)
     assert type(create("fedavg")) is FedAvg
 
 

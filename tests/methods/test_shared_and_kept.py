@@ -10,7 +10,7 @@ from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial
 from promptfed.clients.messages import read_update
 from promptfed.methods import METHODS, create
 from promptfed.tuning import Tuning
-from tiny import BODY, PLAIN, toy_host
+from tiny import BODY, HEAD, PLAIN, toy_host
 
 EVERYTHING = set(WEIGHTS) | set(SIDES)
 
@@ -25,6 +25,10 @@ EVERYTHING = set(WEIGHTS) | set(SIDES)
         ("fedper", BODY, ()),
         ("fedrep", BODY, ()),
         ("fedbabu", BODY, ()),
+        ("lg-fedavg", HEAD, ()),
+        ("fedproto", (), ()),
+        ("scaffold", WEIGHTS, ()),
+        ("feddyn", WEIGHTS, ()),
         ("fedmtl", WEIGHTS, ()),
         ("local", (), ()),
     ],
@@ -71,6 +75,16 @@ def test_everything_a_client_sends_after_a_round_is_shared(name: str, tmp_path: 
         ("fedper", True),
         ("fedrep", True),
         ("fedbabu", True),
+        ("lg-fedavg", True),
+        ("fedproto", True),
+        ("fedbn", True),
+        ("ditto", True),
+        ("apfl", True),
+        ("fedamp", True),
+        ("scaffold", False),
+        ("feddyn", False),
+        ("fednova", False),
+        ("fedadam", False),
         ("fedmtl", True),
         ("local", True),
     ],
@@ -79,7 +93,7 @@ def test_which_methods_end_with_one_global_model(name: str, personal: bool) -> N
     assert create(name).personal is personal
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "lg-fedavg", "fedproto"])
 def test_a_method_that_splits_body_and_head_refuses_a_tuning_without_a_head(name: str) -> None:
     class Headless(Tuning):
         roles = {"body.": "body"}  # noqa: RUF012

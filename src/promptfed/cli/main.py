@@ -18,7 +18,7 @@ from ..errors import UserError, nearest
 from . import flower
 from .common import console
 from .listing import list_
-from .results import analyse, export, join, predict, report
+from .results import analyse, export, join, predict, report, table
 from .runs import compare, partition, run, watch
 from .search import choose, tune
 
@@ -74,7 +74,7 @@ def start(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, compare, tune, choose, watch, partition, list_),
-    *(report, analyse, predict, export, join),
+    *(table, report, analyse, predict, export, join),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

@@ -1,4 +1,4 @@
-"""The commands that use what was recorded and trained: report, analyse, predict, export and join."""
+"""The commands that use what was recorded and trained: table, report, analyse, predict, export and join."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from . import lazy
 from .common import console
 
 if TYPE_CHECKING:
-    from ..runs import opened
+    from ..runs import comparison, opened, sheets, tables
     from ..serving import joining, loading
 else:
     joining, loading, opened = map(lazy.Module, ("serving.joining", "serving.loading", "runs.opened"))
+    comparison, sheets, tables = map(lazy.Module, ("runs.comparison", "runs.sheets", "runs.tables"))
 
 _LIST = "; ".join(f"{name}: {analysis.about}" for name, analysis in ANALYSES.items())
 FORMATS = ("table", "json", "csv")
@@ -39,7 +40,7 @@ def predict(
     common: Common = False,
     form: Annotated[str, typer.Option("--format", help="table, json or csv")] = "table",
     top: Annotated[int, typer.Option("--top", min=1, help="how many classes to print per image")] = 3,
-    batch: Annotated[int, typer.Option("--batch", help="images per forward pass")] = 128,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="images per forward pass")] = 128,
     backbone: Annotated[
         str | None, typer.Option("--backbone", help="where an exported model finds its pre-trained weights")
     ] = None,
@@ -139,12 +140,35 @@ def analyse(
         raise UserError(f'no analysis applies to "{run}"')
 
 
+def table(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a comparison")],
+    against: Annotated[str, typer.Option("--against", help="the row to compare the others with")] = "",
+    latex: Annotated[bool, typer.Option("--latex", help="as LaTeX, with the rules of booktabs")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="as CSV: numbers only, accuracies as fractions")] = False,
+) -> None:
+    """Print the tables of a comparison, for people or in a format for papers and programs."""
+    if latex + markdown + csv > 1:
+        raise UserError("table: choose one of --latex, --markdown and --csv")
+    rows = comparison.read(folder, against).table
+    if csv:
+        print(sheets.csv_of(tables.records(rows)), end="")
+    elif latex or markdown:
+        write = sheets.latex if latex else sheets.markdown
+        print(write(tables.sheets(rows), tables.scales(rows), tables.notes(rows)), end="")
+    else:
+        console.print(tables.comparison(rows))
+
+
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs or comparisons")],
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+    against: Annotated[
+        str, typer.Option("--against", help="the row to compare the others with (default: the comparison's)")
+    ] = "",
 ) -> None:
     """Write one HTML page about runs and comparisons; it works offline."""
     with lazy.at_once():
         from ..report.page import write  # altair is slow to import, and not every command draws
-    path = write(folders, out)
+    path = write(folders, out, against)
     console.print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)

@@ -71,6 +71,9 @@ def compare(
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="comma-separated; default: the file's, or 0")] = "",
     only: Annotated[str, typer.Option("--only", help="only rows whose label contains this")] = "",
+    against: Annotated[
+        str, typer.Option("--against", help="the row to compare the others with: differences and their intervals")
+    ] = "",
     out: Out = None,
     mini: Mini = False,
     tune: Annotated[
@@ -89,7 +92,9 @@ def compare(
         wanted = searching.prepare(source, trials=tune, out=folder / comparison.TUNING)
         with interruptible(again):
             preset, given, rows, each = str(searching.execute(wanted, console).file), {}, [], []
-    plan = comparison.prepare(preset, given, methods=rows, seeds=each, out=folder, mini=mini, only=only)
+    plan = comparison.prepare(
+        preset, given, methods=rows, seeds=each, out=folder, mini=mini, only=only, against=against
+    )
     jobs = plan.chosen
     if dry_run:
         first = [(job.row.label, len(job.row.seeds), job.config) for job in jobs if job.seed == job.row.seeds[0]]

@@ -10,6 +10,8 @@ from pydantic.fields import FieldInfo
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
+from ..tunings.adapter import Adapter
+from ..tunings.cocoop import ConditionalContext
 from ..tunings.heads import HeadOnly
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
@@ -20,29 +22,58 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
+from .fedamp import FedAmp
+from .fedbn import FedBn
+from .feddyn import FedDyn
 from .fedem import FedEm
+from .fedlc import FedLc
 from .fedmix import FedMix
 from .fedmtl import FedMtl
+from .fednova import FedNova
+from .fedntd import FedNtd
+from .fedpgp import FedPgp
 from .fedpr import FedPr
+from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrod import FedRod
+from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
+from .own_model import Apfl, Ditto
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedpg import PFedPg
+from .prograd import ProGrad
+from .promptfolio import PromptFolio
+from .scaffold import Scaffold
+from .server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .sgpt import Sgpt
-from .shared_body import FedBabu, FedPer, FedRep
+from .shared_body import FedBabu, FedPer, FedRep, LgFedAvg
 from .zeroshot import ZeroShot
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "feddyn": FedDyn,
+    "fednova": FedNova,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedlc": FedLc,
+    "fedntd": FedNtd,
     "moon": Moon,
     "perfedavg": PerFedAvg,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "lg-fedavg": LgFedAvg,
+    "fedbn": FedBn,
+    "ditto": Ditto,
+    "apfl": Apfl,
+    "fedamp": FedAmp,
+    "fedproto": FedProto,
     "fedmtl": FedMtl,
     "fedbabu": FedBabu,
     "fedrod": FedRod,
@@ -55,6 +86,10 @@ METHODS: dict[str, type[Method]] = {
     "atpfl": Atpfl,
     "pfedpg": PFedPg,
     "dp2fl": Dp2fl,
+    "kgcoop": KgCoOp,
+    "prograd": ProGrad,
+    "promptfolio": PromptFolio,
+    "fedpgp": FedPgp,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,
@@ -67,6 +102,8 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "vpt": (Tokens, _SGD),
     "vpt-d": (Tokens, {"layers": "all", **_SGD}),
     "promptfl": (TextContext, _SGD),
+    "cocoop": (ConditionalContext, _SGD),
+    "adapter": (Adapter, _SGD),
     "maple": (Maple, _SGD),
 }
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
@@ -79,6 +116,8 @@ ALIASES = {
     "fedvpt": "fedavg+vpt",
     "fedvpt-d": "fedavg+vpt-d",
     "promptfl": "fedavg+promptfl",
+    "cocoop": "fedavg+cocoop",
+    "fedclip": "fedavg+adapter",
 }
 PAPERS = {
     "pfedpt": "Li et al., TMLR 2024",
@@ -86,6 +125,8 @@ PAPERS = {
     "fedvpt": "Jia et al., ECCV 2022, averaged",
     "fedvpt-d": "Jia et al., ECCV 2022, averaged",
     "promptfl": "Guo et al., 2022",
+    "cocoop": "Zhou et al., CVPR 2022, averaged",
+    "fedclip": "Lu et al., IEEE Data Eng. Bull. 2023",
 }
 
 

@@ -1,4 +1,4 @@
-"""FedPer, FedRep and FedBABU: the body is shared, and every client has a head of its own."""
+"""FedPer, FedRep and FedBABU: the body is shared, and every client has a head of its own; LG-FedAvg: the reverse."""
 
 from pydantic import Field
 
@@ -44,3 +44,12 @@ class FedBabu(FedPer):
         if self.finetune_epochs or not self.finetune_steps:
             return super().adapt()
         return (self.fine_tune(steps=self.finetune_steps),)
+
+
+class LgFedAvg(Method):
+    """The head is shared, and every client has a body of its own. Liang et al., "Think Locally, Act Globally: Federated
+    Learning with Local and Global Representations" (2020)."""
+
+    paper = "Liang et al., 2020"
+    private = ("body",)
+    needs = ("body", "head")

@@ -46,6 +46,11 @@ class CLIP(Model):
     def text_width(self) -> int:
         return self.weights["body.text.tokens"].shape[1]
 
+    @property
+    def embedding(self) -> int:
+        """The size of image and text features in the joint space."""
+        return self.weights["body.text.proj"].shape[0]
+
     def features(
         self, weights: Params, x: Tensor, tokens: Tensor | Prompts | None = None, mode: Mode = "deep"
     ) -> Tensor:

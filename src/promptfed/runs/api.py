@@ -23,7 +23,7 @@ from ..data.datasets import VARIED
 from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
-from . import build, record
+from . import build, record, sheets
 from . import config as C
 from .progress import Live
 from .record import Folder, View
@@ -68,6 +68,11 @@ class Result:
         """Of the last round, as received from the server: local (mean, std, worst, weighted), global, macro_f1..."""
         found: dict[str, Any] = self.numbers["metrics"]["aggregated"]["last"]
         return found
+
+    def frame(self) -> Any:
+        """A pandas DataFrame: each client's scores in the last evaluated round, a row per stage and client."""
+        clients: dict[str, list[dict[str, Any]]] = self.numbers["clients"]
+        return sheets.frame([{"stage": stage, **row} for stage, rows in clients.items() for row in rows])
 
 
 @dataclass(frozen=True)

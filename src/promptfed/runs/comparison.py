@@ -22,9 +22,9 @@ from rich.console import Console
 
 from .. import methods as M
 from ..data import Federation
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, unknown
 from ..method import Method
-from . import api, build, dryrun, record, tables
+from . import api, build, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, method_settings, shrunk, small
 from .progress import Live
@@ -332,6 +332,7 @@ class ComparisonPlan:
     file: str = ""
     budget: str = ""  # what the settings were tuned with
     federation: Federation | None = None  # of all runs, in place of one that is loaded and split
+    against: str = ""  # the row that the others are compared with
 
     @property
     def layout(self) -> tables.Places:
@@ -355,9 +356,11 @@ def prepare(
     out: Path,
     mini: bool = False,
     only: str = "",
+    against: str = "",
     federation: Federation | None = None,
 ) -> ComparisonPlan:
-    """Reads and checks everything before the first run. `only`: the rows whose label has this in it."""
+    """Reads and checks everything before the first run. `only`: the rows whose label has this in it. `against`: the row
+    to which the tables have the differences of the others."""
     source = C.read(preset) if preset else {}
     spec = source.get("compare", {})
     found = rows(spec, methods, seeds, small(source) if mini else None)
@@ -367,7 +370,14 @@ def prepare(
     chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
-    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found), federation)
+    _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found), federation, against)
+
+
+def _check_against(against: str, names: Iterable[str]) -> None:
+    known = set(names)
+    if against and against not in known:
+        raise unknown("--against", against, known)
 
 
 def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext()) -> Outcome:
@@ -381,7 +391,10 @@ def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext
     aside = {job.folder for job in plan.jobs} - {job.folder for job in plan.chosen}
     results = collect(plan.jobs, aside | {job.folder for job, _ in failed})
     notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
-    return Outcome(results, tables.save(results, plan.folder, plan.layout, notes) if results else [], failed)
+    if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in results}:
+        warnings.warn(f'--against = "{plan.against}" is not done: there are no differences to it', stacklevel=2)
+    rows = tables.save(results, plan.folder, plan.layout, notes, plan.against) if results else []
+    return Outcome(results, rows, failed)
 
 
 def complain(outcome: Outcome) -> None:
@@ -400,22 +413,63 @@ def complain(outcome: Outcome) -> None:
         raise UserError("every run of the comparison is held by another process")
 
 
+class Compared(dict[str, list[Result]]):
+    """Results by label, one per seed. `table`: the rows of table.json."""
+
+    def __init__(self, results: Mapping[str, list[Result]], table: list[Table]) -> None:
+        super().__init__(results)
+        self.table = table
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with the columns of table.csv, a row per label."""
+        return sheets.frame(tables.records(self.table))
+
+
+def read(folder: Path, against: str = "") -> Compared:
+    """The comparison in a folder: its runs, or what was kept of them in results.jsonl."""
+    file, kept = folder / "table.json", folder / "results.jsonl"
+    if not file.exists():
+        raise UserError(f'"{folder}" is not the folder of a comparison that has been run: it has no table.json')
+    results: dict[str, list[Result]] = {}
+    try:
+        rows = json.loads(file.read_text())
+        places = {row["label"]: (row["row"], row["column"]) for row in rows if "column" in row}
+        scale = rows[0].get("scale", "") if rows else ""
+        if kept.exists():
+            for line in map(json.loads, kept.read_text().splitlines()):
+                results.setdefault(line["label"], []).append(Result(folder, line["result"]))
+        else:
+            for label in (row["label"] for row in rows):
+                found = sorted(folder.glob(f"{Row(label, {}, ()).slug}-seed*"))
+                runs = [Result(path, numbers) for path in found if (numbers := record.read_result(path))]
+                results |= {label: runs} if runs else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f'"{folder}" is not the folder of a comparison: its table cannot be read') from None
+    if not results:
+        raise UserError(f'"{folder}" has no finished run')
+    _check_against(against, (places.get(label, (label,))[0] for label in results))
+    return Compared(results, tables.table(results, places, scale, against))
+
+
 def compare(
     preset: str | Path | None = None,
     *,
     methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     out: str | Path,
+    only: str = "",
+    against: str = "",
     mini: bool = False,
     federation: Federation | None = None,
     tune: int = 0,
     progress: bool = True,
     **settings: Any,
-) -> dict[str, list[Result]]:
+) -> Compared:
     """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
     classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
-    `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation data, by so
-    many trials. `progress` is shown on standard error and in notebooks.
+    `only`: run only rows whose label has this in it. `against`: the row whose paired differences to the others are in
+    the tables. `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation
+    data, by so many trials. `progress` is shown on standard error and in notebooks.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
@@ -427,9 +481,9 @@ def compare(
         names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
         found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
         preset, settings, methods, seeds = found.file, {}, (), ()
-    planned = prepare(preset, settings, methods=methods, seeds=seeds, out=Path(out), mini=mini, federation=federation)
-    outcome = (
-        execute(planned, partial(live, Console(stderr=True), len(planned.chosen))) if progress else execute(planned)
-    )
+    wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
+    planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)
+    shown = partial(live, Console(stderr=True), len(planned.chosen))
+    outcome = execute(planned, shown) if progress else execute(planned)
     complain(outcome)
-    return outcome.results
+    return Compared(outcome.results, outcome.table)

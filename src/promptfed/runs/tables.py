@@ -2,48 +2,70 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table as Rich
 from rich.text import Text
 
 from .. import files, methods
 from . import record
+from . import sheets as S
 from .api import Result
+from .sheets import Sheet
+from .statistics import difference, main_column
 
 Table = dict[str, Any]
 Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a table with columns
-# Below every table of a comparison, for people; the second where it has more than one accuracy.
+# Below every table of a comparison, for people; the second and third where it has more than one accuracy.
 CAPTION = "As aggregated: the models as the server sends them, on test data; ±: sample deviation over seeds."
-WHOLE = "worst: the worst client; global: all clients' test data; trained: after local training."
-APART = "References, to measure the others by; to ceiling: points of local accuracy to the centralised one"
+MODELS = "models: one for all clients, to be compared by global; own, one per client, to be compared by local."
+WHOLE = (
+    "worst: the worst client; global: all clients' test data; F1: macro, of the same data; val: local on validation "
+    "data; trained: after local training."
+)
+APART = "References, to measure the others by, stand apart and are not ranked."
+CEILING = "to ceiling: points of local accuracy to the centralised reference."
+WORDS = "ahead, behind: the interval excludes zero. Each holds for its row alone, and for the column that it names."
+ONE_SEED = "There is one seed: the intervals are over clients only, and say nothing of other seeds."
 REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
 ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
 
-# Columns of a comparison that are left out where they say this of every method, for a narrow terminal.
-_ALIKE = {"seeds": {"1"}, "adapt": {"0"}, "common": {"-"}, "newcomers": {"-"}, "to ceiling": {"-"}}
+# Columns of a comparison that are left out where they say this of every method.
+_ALIKE = {
+    **{
+        head: {"-"}
+        for head in ("local F1", "global", "global F1", "val", "trained", "common", "newcomers", "to ceiling")
+    },
+    **{"seeds": {"1"}, "adapt": {"0"}},
+}
+# Of a narrow terminal, in this order.
+_FIRST_OUT = ("global F1", "local F1", "worst", "val", "trained", "seeds", "models")
+# Settings of the optimiser: these, and every other learning rate.
+_OPTIMISER = ("optimizer", "lr", "momentum", "weight_decay", "cosine_rounds", "epochs", "batch_size")
 # Below the numbers of a run.
 _MEANING = (
-    "local: mean over clients, on their own test data; std, worst: over clients; global: on all clients' test data.",
+    "local: mean over clients, on their own test data; std, worst: over clients; global: on all clients' test data;",
+    "F1: macro, of the same data; val: local on validation data.",
     "To report: aggregated, last, over several seeds (compare --seeds 0,1,2); why: docs/concepts.md, What to report.",
 )
 
 
-def table(results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "") -> list[Table]:
+def table(
+    results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "", against: str = ""
+) -> list[Table]:
     """One row per label, references last: mean over the seeds, and their standard deviation where there are several.
-    `scale`: what a small scale has to say of itself."""
+    `scale`: what a small scale has to say of itself. `against`: the row whose difference to each other is computed."""
     found = []
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
@@ -61,6 +83,7 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 **({"row": row, "column": column} if column else {}),
                 **({"scale": scale} if scale else {}),
                 **({"reference": "ceiling" if kind.centralised else "other"} if kind else {}),
+                "models": "one" if main_column(numbers) == "global" else "own",
                 "dataset": numbers[0]["dataset"]["name"],
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
@@ -69,6 +92,8 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "worst": _over_seeds(last, "local", "worst"),
                 "global": _over_seeds(last, "global"),
                 "macro_f1": _over_seeds(last, "macro_f1"),
+                "global_macro_f1": _over_seeds(last, "global_macro_f1"),
+                "val": _over_seeds(last, "val"),
                 "after_local": _over_seeds(after, "local", "mean"),
                 "common": _over_seeds(common, "local", "mean"),
                 "newcomers": _over_seeds(newcomers, "local", "mean"),
@@ -77,9 +102,12 @@ def table(results: Mapping[str, Sequence[Result]], places: Places | None = None,
                 "passes": _mean([n["passes"]["train"] for n in numbers]),
                 "adapt_passes": _mean([n["passes"]["adapt_last"] for n in numbers]),
                 "seconds": _mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers]),
+                "settings": _optimiser(numbers[0].get("config", {}).get("method", {})),
             }
         )
     _to_ceiling(found)
+    if against:
+        _compare(found, results, against)
     return sorted(found, key=lambda row: "reference" in row)
 
 
@@ -90,6 +118,25 @@ def _to_ceiling(found: Sequence[Table]) -> None:
         known = [local["mean"] for local in ceilings if local]
         if known and row["local"]:
             row["to_ceiling"] = row["local"]["mean"] - max(known)
+
+
+def _compare(found: Sequence[Table], results: Mapping[str, Sequence[Result]], against: str) -> None:
+    """Adds to each row its difference to the row of this name in its column."""
+    for row in found:
+        base = next((o["label"] for o in found if name(o) == against and o is not row and _alike(row, o)), None)
+        if base is not None:
+            ours, theirs = ([run.numbers for run in results[label]] for label in (row["label"], base))
+            paired = difference(ours, theirs)
+            row["against"] = {"row": base, **(paired.complete() if paired else {"word": "cannot be paired"})}
+
+
+def name(row: Table) -> str:
+    """Of a row, without that of its column."""
+    return str(row.get("row", row["label"]))
+
+
+def _optimiser(settings: Table) -> Table:
+    return {key: value for key, value in settings.items() if key in _OPTIMISER or key.endswith("_lr")}
 
 
 def _alike(row: Table, other: Table) -> bool:
@@ -126,25 +173,24 @@ def _mean(values: Sequence[float]) -> float:
 
 def _over_seeds(found: Iterable[Table | None], *path: str) -> Table | None:
     """Of the metric at this path, in the runs that have it."""
-    values: list[Any] = [reduce(getitem, path, m) for m in found if m]
+    values: list[Any] = [reduce(getitem, path, m) for m in found if m and path[0] in m]
     known = [value for value in values if value is not None]
     mean, std = spread(known)
     return {"mean": mean, "std": std if len(known) > 1 else None} if known else None
 
 
 HEADERS = (
-    *("method", "seeds", "local", "worst", "global", "F1", "trained", "common", "newcomers"),
-    *("to ceiling", "bytes", "passes", "adapt"),
+    *("method", "models", "seeds", "local", "worst", "local F1", "global", "global F1", "val"),
+    *("trained", "common", "newcomers", "to ceiling"),
 )
+_SCORES = ("local", "worst", "macro_f1", "global", "global_macro_f1", "val", "after_local", "common", "newcomers")
 
 
-def cells(row: Mapping[str, Any], plain: bool = False) -> tuple[str, ...]:
-    """A row for people: accuracies in per cent. `plain`: without a word of clients that are not in them."""
-    keys = ("local", "worst", "global", "macro_f1", "after_local", "common", "newcomers")
-    scores = [percent(row[key]) if plain else score(row, key) for key in keys]
-    cost = (size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"]))
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row's accuracies for people, in per cent."""
+    scores = (score(row, key) for key in _SCORES)
     label = f"{row['label']} (no update used)" if row.get("unused") else row["label"]
-    return (label, str(row["seeds"]), *scores, points(row.get("to_ceiling")), *cost)
+    return (label, row["models"], str(row["seeds"]), *scores, points(row.get("to_ceiling")))
 
 
 def score(row: Mapping[str, Any], key: str) -> str:
@@ -180,6 +226,83 @@ def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]
     return [("method", *columns), *lines] if columns else []
 
 
+def sheets(rows: Sequence[Table]) -> list[Sheet]:
+    """A comparison for people: its accuracies, the differences to a row, and what they cost."""
+    title = "accuracy in %, of the last round; local: mean over clients"
+    apart = sum("reference" in row for row in rows)
+    wide = [Sheet(f"accuracy in %, {words}", *_placed(rows, key)) for key, words in ACROSS.items() if across(rows, key)]
+    whole = Sheet(title, HEADERS, [cells(row) for row in rows], apart).without(_ALIKE)
+    return [*wide, whole, *differences(rows), cost(rows)]
+
+
+def _placed(rows: Sequence[Table], key: str) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
+    heads, *lines = across(rows, key)
+    return heads, lines, len({row["row"] for row in rows if "reference" in row and "column" in row})
+
+
+def differences(rows: Sequence[Table]) -> list[Sheet]:
+    """To the row that the comparison is against; none where there is no such row."""
+    compared = [row for row in rows if "against" in row]
+    lines = []
+    for row in compared:
+        found = row["against"]
+        if "mean" in found:
+            ends = f"[{points(found['low'])}, {points(found['high'])}]"
+            told = (found["column"], points(found["mean"]), ends, found["word"], found["seeds"], found["clients"])
+        else:
+            told = ("-", "-", "-", found["word"], "-", "-")
+        lines.append((row["label"], *map(str, told)))
+    bases = dict.fromkeys(row["against"]["row"] for row in compared)
+    over = "clients" if all(row["against"].get("seeds", 1) == 1 for row in compared) else "seeds and clients"
+    title = f"differences to {' / '.join(bases)} in points, paired by seed and client; bootstrap over {over}"
+    heads = ("method", "column", "difference", "95 % interval", "", "seeds", "clients")
+    return [Sheet(title, heads, lines, sum("reference" in row for row in compared))] if lines else []
+
+
+def cost(rows: Sequence[Table]) -> Sheet:
+    """Bytes and passes; and the settings of the optimiser that are not the same in every row."""
+    ranked = [row["settings"] for row in rows if "reference" not in row]
+    keys = dict.fromkeys(key for settings in ranked for key in settings)
+    differ = [key for key in keys if len({str(settings.get(key)) for settings in ranked}) > 1]
+    lines = [
+        (
+            *(row["label"], size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"])),
+            *(str(row["settings"].get(key, "-")) if row["passes"] else "-" for key in differ),
+        )
+        for row in rows
+    ]
+    title = "bytes per client and round, sample passes" + (", and settings that differ" if differ else "")
+    heads = ("method", "bytes", "passes", "adapt", *differ)
+    return Sheet(title, heads, lines, sum("reference" in row for row in rows)).without(_ALIKE)
+
+
+def notes(rows: Sequence[Table], whole: bool = True) -> list[str]:
+    """What is to be known of the numbers, below the tables. `whole`: they have more than one accuracy."""
+    paired = [row["against"] for row in rows if "mean" in row.get("against", {})]
+    told = {
+        CAPTION: True,
+        MODELS: whole,
+        WHOLE: whole,
+        APART: any("reference" in row for row in rows),
+        CEILING: whole and any("to_ceiling" in row for row in rows),
+        WORDS: bool(paired),
+        ONE_SEED: bool(paired) and all(found["seeds"] == 1 for found in paired),
+        REPORT: True,
+    }
+    return [text for text, said in told.items() if said]
+
+
+def scales(rows: Sequence[Table]) -> list[str]:
+    """What the scale of a comparison has to say of itself."""
+    return [rows[0]["scale"]] if "scale" in rows[0] else []
+
+
+def records(rows: Iterable[Table]) -> list[Table]:
+    """For programs: one level of names, accuracies as fractions, counts as whole numbers."""
+    whole = ("bytes", "parameters_up", "passes", "adapt_passes")
+    return [S.flat({**row, **{key: round(row[key]) for key in whole}}) for row in rows]
+
+
 def size(n: float) -> str:
     """1234567 -> 1.2 MB"""
     for unit in ("B", "kB", "MB"):
@@ -201,54 +324,69 @@ def rounds(n: int) -> str:
 
 
 def save(
-    results: Mapping[str, Sequence[Result]], out: Path, places: Places | None = None, scale: str = ""
+    results: Mapping[str, Sequence[Result]],
+    out: Path,
+    places: Places | None = None,
+    scale: str = "",
+    against: str = "",
 ) -> list[Table]:
     """table.json, table.csv and table.md."""
-    found = table(results, places, scale)
+    found = table(results, places, scale, against)
     files.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow((*HEADERS, "reference", "clients", "clients trained", "dataset", "rounds"))
-    for row in found:
-        counted = (of(row["clients"][key]) for key in ("local", "after_local"))
-        writer.writerow((*cells(row, plain=True), row.get("reference", "-"), *counted, row["dataset"], row["rounds"]))
-    files.write(out / "table.csv", text.getvalue().encode())
-    wide = [f"Accuracy in %, {words}:\n\n{markdown(across(found, key))}\n" for key, words in ACROSS.items() if places]
-    head = f"{scale[0].upper()}{scale[1:]}.\n\n" if scale else ""
-    ranked, apart = ([cells(row) for row in found if ("reference" in row) is kind] for kind in (False, True))
-    whole = "Accuracy in %, local: mean over clients:\n\n" + markdown([HEADERS, *ranked])
-    whole += f"\n{APART}:\n\n" + markdown([HEADERS, *apart]) if apart else ""
-    files.write(out / "table.md", "".join([head, *wide, whole, f"\n{CAPTION}\n{WHOLE} {REPORT}\n"]).encode())
+    files.write(out / "table.csv", S.csv_of(records(found)).encode())
+    files.write(out / "table.md", S.markdown(sheets(found), scales(found), notes(found)).encode())
     return found
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """The first line holds the heads."""
-    rule = ("---",) + ("---:",) * (len(lines[0]) - 1)
-    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
 
 
 # ---- in the terminal
 
 
-def comparison(rows: Sequence[dict[str, Any]]) -> Group:
-    """The table of a comparison, as a paper prints it where it has columns. Title and caption are as wide as the
+@dataclass(frozen=True)
+class Fitted:
+    """A sheet that leaves columns out where the terminal is too narrow for all."""
+
+    sheet: Sheet
+    width: int = 14  # of the labels, at least
+    fold: bool = False  # any column
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        sheet, gone = self.sheet, []
+        for head in _FIRST_OUT:
+            if self._needs(sheet) > options.max_width and head in sheet.heads:
+                sheet = sheet.only([i for i, other in enumerate(sheet.heads) if other != head])
+                gone.append(head)
+        shown = Rich(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+        for i, head in enumerate(sheet.heads):
+            least = self._label(sheet) if i == 0 else None
+            side: Literal["left", "right"] = "right" if i and head else "left"
+            shown.add_column(head, justify=side, min_width=least, overflow="fold", no_wrap=bool(i) and not self.fold)
+        for part in sheet.parts:
+            for line in part:
+                shown.add_row(*line, end_section=line is part[-1])
+        yield Text(sheet.title)
+        yield shown
+        if gone:
+            yield Text(f"not shown for lack of width, see table.md: {', '.join(gone)}\n")
+
+    def _label(self, sheet: Sheet) -> int:
+        return min(self.width, max(len(line[0]) for line in sheet.lines))
+
+    def _needs(self, sheet: Sheet) -> int:
+        columns = list(zip(sheet.heads, *sheet.lines, strict=True))[1:]
+        return self._label(sheet) + sum(1 + max(map(len, column)) for column in columns)
+
+
+def comparison(rows: Sequence[Table]) -> Group:
+    """The tables of a comparison; where it has columns, as a paper prints it. Title and caption are as wide as the
     terminal, not as the table."""
-    scale = [rows[0]["scale"]] if "scale" in rows[0] else []
-    title = ["accuracy in %, of the last round; local: mean over clients", *scale]
-    wide = across(rows, "local")
-    (heads, *lines), width = (wide, 22) if wide else ([HEADERS, *map(cells, rows)], 14)
-    told = [i for i, head in enumerate(heads) if wide or {line[i] for line in lines} - _ALIKE.get(head, set())]
-    shown = Rich(box=box.SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
-    for i in told:
-        least = min(width, max(len(line[0]) for line in lines)) if i == 0 else None
-        fold = i == 0 or bool(wide)
-        shown.add_column(heads[i], justify="right" if i else "left", min_width=least, overflow="fold", no_wrap=not fold)
-    apart = {row["row" if wide else "label"] for row in rows if "reference" in row}
-    for line, after in zip(lines, [*lines[1:], lines[-1]], strict=True):
-        shown.add_row(*(line[i] for i in told), end_section=line[0] not in apart and after[0] in apart)
-    below = [CAPTION, *([] if wide else [WHOLE]), *([f"{APART}."] if apart else []), REPORT]
-    return Group(Text("\n".join(title)), shown, Text("\n".join(below)))
+    each = sheets(rows)
+    wide = "column" in rows[0]
+    first = replace(
+        each[0], title="\n".join(["accuracy in %, of the last round; local: mean over clients", *scales(rows)])
+    )
+    more = differences(rows) if wide else each[1:]
+    caption = Text("\n".join(notes(rows, whole=not wide)))
+    return Group(Fitted(first, 22 if wide else 14, fold=wide), *(Fitted(sheet) for sheet in more), caption)
 
 
 def outcome(numbers: dict[str, Any]) -> Group:
@@ -258,14 +396,15 @@ def outcome(numbers: dict[str, Any]) -> Group:
         return "-" if value is None else f"{value:.1%}"
 
     shown = Rich()
-    for header in ("", "round", "clients", "local", "std", "worst", "global", "macro F1"):
+    for header in ("", "round", "clients", "local", "std", "worst", "local F1", "global", "global F1", "val"):
         shown.add_column(header, justify="left" if not header else "right")
     for stage, found in numbers["metrics"].items():
         for name, m in found.items():
             at = m.get("rounds") or [m["round"]]
             when = "-".join(dict.fromkeys((str(at[0]), str(at[-1]))))
             who = f"{round(m['clients'], 1):g}" + (f" of {m['of']}" if "of" in m else "")
-            scores = (m["local"]["mean"], m["local"]["std"], m["local"]["worst"], m["global"], m["macro_f1"])
+            local = (m["local"]["mean"], m["local"]["std"], m["local"]["worst"], m["macro_f1"])
+            scores = (*local, m["global"], m.get("global_macro_f1"), m["val"])
             row = (when, who, *(percent(value) for value in scores))
             shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
     each = numbers["communication"]["per_client_and_round"]
