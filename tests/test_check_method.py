@@ -27,7 +27,7 @@ VARIANTS = (
 # FedPR's own tests check it on a convolutional network and on prompts.
 NAMES = [
     *(name for name in METHODS if name != "fedpr"),
-    *("pfedpt", "head-tune", "promptfl", "cocoop", "fedclip"),
+    *("pfedpt", "head-tune", "promptfl", "cocoop", "fedclip", "plot", "fedtpg"),
     *COMPOSITIONS,
 ]
 

@@ -26,7 +26,7 @@ from tiny import toy_host
 COVERED = {
     *("fedavg", "fedprox", "moon", "perfedavg", "fedper", "fedrep", "fedmtl", "fedbabu", "fedrod", "pfedme", "fedpr"),
     *("tpfl", "atpfl", "pfedpg", "pfedpt", "pfedpt-tokens", "head-tune", "fedvpt", "fedvpt-d", "promptfl"),
-    *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip"),
+    *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip", "plot", "fedotp", "fedtpg"),
 }
 SMALL = {
     "dataset": {"name": "digits", "limit": 60, "size": 16},

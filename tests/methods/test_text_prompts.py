@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch.nn import functional as F
 
 from promptfed import models
@@ -14,6 +15,7 @@ from promptfed.models.clip import CLIP
 from promptfed.params import Params
 from promptfed.phases import Batch, Context, Phase, Update
 from promptfed.training import Samples, Work, train
+from promptfed.tunings.transport import transport
 
 MODEL = models.build("clip-mini", (3, 32, 32), 3, 0, ("circle", "square", "star"))
 assert isinstance(MODEL, CLIP)
@@ -108,7 +110,7 @@ def test_a_step_of_prograd_leaves_out_what_opposes_zero_shot(conflict: bool, sha
     data = Samples(torch.empty(4, 0), torch.tensor(y), *still, {"features": torch.from_numpy(image())})
     phases = (method.phase(epochs=1),)
     done = train(method, MODEL, [Work(0, data, params, {}, {})], phases, seed=0, round=1)[0]
-    np.testing.assert_allclose(done.params["context"], params["context"] - 0.1 * direction, atol=2e-5)
+    np.testing.assert_allclose(done.params["context"], params["context"].numpy() - 0.1 * direction, atol=2e-5)
     assert done.loss == pytest.approx(cross_entropy(SCALE * image() @ text(params["context"]).T, y), rel=1e-4)
 
 
@@ -126,7 +128,7 @@ def test_promptfolio_mixes_the_predictions_of_both_contexts(share: float) -> Non
             assert logits[i, c] == pytest.approx(SCALE * said, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ["promptfolio", "fedpgp"])
+@pytest.mark.parametrize("name", ["promptfolio", "fedpgp", "fedotp"])
 def test_only_the_shared_context_is_sent_and_averaged(name: str) -> None:
     method = create(name, {"context": 2})
     init = method.tuning.init(MODEL, 0)
@@ -208,10 +210,125 @@ def test_cocoop_starts_from_the_words_of_the_sentence() -> None:
     assert torch.equal(init["context"], MODEL.words("a photo of a"))
 
 
+# ---- PLOT and FedOTP
+
+
+def best_plan(cost: np.ndarray, regularisation: float, mass: float, partial: bool) -> np.ndarray:
+    """The same problem, given to a general solver."""
+    rows, columns = cost.shape
+
+    def objective(flat: np.ndarray) -> float:
+        return float((flat * (cost.ravel() + regularisation * (np.log(flat) - 1))).sum())
+
+    kept = rows if partial else rows - 1  # of equal totals, one equation follows from the others
+    limits = [
+        {"type": "ineq" if partial else "eq", "fun": lambda flat: 1 / rows - flat.reshape(cost.shape).sum(1)[:kept]},
+        {"type": "eq", "fun": lambda flat: flat.reshape(cost.shape).sum(0) - mass / columns},
+    ]
+    start = np.full(cost.size, mass / cost.size)
+    bounds = [(1e-12, 1)] * cost.size
+    found = minimize(objective, start, method="SLSQP", bounds=bounds, constraints=limits, options={"ftol": 1e-14})
+    assert found.success
+    return np.asarray(found.x).reshape(cost.shape)
+
+
+@pytest.mark.parametrize(("mass", "partial"), [(1.0, False), (0.6, True), (0.9, True)])
+def test_the_plan_is_the_one_of_least_cost(mass: float, partial: bool) -> None:
+    cost = torch.rand(3, 5, 2, generator=torch.Generator().manual_seed(4))
+    plans = transport(cost, 0.1, 500, mass, partial).numpy()
+    for plan, c in zip(plans, cost.double().numpy(), strict=True):
+        np.testing.assert_allclose(plan, best_plan(c, 0.1, mass, partial), atol=2e-4)
+        np.testing.assert_allclose(plan.sum(0), [mass / 2] * 2, atol=1e-6)
+        assert (plan.sum(1) <= 1 / 5 + 1e-5).all()
+    assert (plans.sum(2) < 1 / 5 - 0.01).any() is np.bool_(partial)  # patches are left out
+
+
+def patches() -> np.ndarray:
+    """(4, V, d)"""
+    tower = MODEL.image_tower
+    h = tower.norm(MODEL.weights, tower.encode(MODEL.weights, tower.embed(MODEL.weights, X)))
+    joint = unit((h @ MODEL.weights["body.image.proj"].T).numpy())
+    np.testing.assert_allclose(joint[:, 0], image(), atol=1e-5)
+    return joint[:, 1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "mass"),
+    [("plot", {"prompts": 3}, 1.0), ("fedotp", {"transported": 0.7}, 0.7), ("fedotp", {"transported": 1.0}, 1.0)],
+)
+def test_logits_are_similarities_summed_over_the_plan(name: str, settings: dict[str, float], mass: float) -> None:
+    method = create(name, {"context": 2, "iterations": 30, **settings})
+    params = near(method.tuning.init(MODEL, 0), 1)
+    contexts = list(params["context"]) if name == "plot" else [params["context"], params["own"]]
+    logits = method.tuning.logits(MODEL, params, batch_of(), context()).numpy()
+    texts, seen = [text(p) for p in contexts], patches()
+    for i in range(4):
+        for c in range(3):
+            similarity = np.array([[t[c] @ patch for t in texts] for patch in seen[i]])  # (V, N)
+            plan = transport(torch.from_numpy(1 - similarity), 0.1, 30, mass, name == "fedotp").numpy()
+            assert logits[i, c] == pytest.approx(SCALE * (plan * similarity).sum(), abs=2e-3)
+
+
+def test_the_plan_is_a_constant_in_the_gradient() -> None:
+    method = create("plot", {"context": 2, "prompts": 2, "iterations": 5})
+    params = {name: p.requires_grad_() for name, p in near(method.tuning.init(MODEL, 0), 1).items()}
+    logits = method.tuning.logits(MODEL, params, batch_of(), context())
+    found = torch.autograd.grad(logits[0, 1], params["context"])[0]
+    texts = torch.stack([method.tuning.text(MODEL, {"context": p})[1] for p in params["context"]])  # type: ignore[attr-defined]
+    similarity = torch.from_numpy(patches())[0] @ texts.T
+    plan = transport(1 - similarity.detach(), 0.1, 5)
+    torch.testing.assert_close(found, torch.autograd.grad(SCALE * (plan * similarity).sum(), params["context"])[0])
+
+
+def test_contrasts_of_frozen_patches_are_refused() -> None:
+    method = create("moon+plot")
+    with pytest.raises(UserError, match="those of this tuning are frozen"):
+        method.check(MODEL, method.tuning.init(MODEL, 0))
+
+
+# ---- FedTPG
+
+
+def test_fedtpg_generates_the_context_from_the_class_names() -> None:
+    method = create("fedtpg", {"context": 3, "heads": 2})
+    params = near(method.tuning.init(MODEL, 0), 1)
+    w = {name.removeprefix("generator."): p.double().numpy() for name, p in params.items()}
+    names = zero_shot()
+    keys, values = (names @ w[f"{part}.weight"].T + w[f"{part}.bias"] for part in ("key", "value"))
+    mixed = np.zeros((3, 128))
+    for m, query in enumerate(w["queries"]):
+        for half in (slice(0, 64), slice(64, 128)):
+            scores = np.exp([query[half] @ key[half] / 8 for key in keys])
+            mixed[m, half] = sum(s * v[half] for s, v in zip(scores / scores.sum(), values, strict=True))
+    hidden = np.maximum(mixed @ w["in.weight"].T + w["in.bias"], 0)
+    vectors = torch.from_numpy(hidden @ w["out.weight"].T + w["out.bias"]).float()
+    logits = method.tuning.logits(MODEL, params, batch_of(), context())
+    np.testing.assert_allclose(logits, SCALE * image() @ text(vectors).T, atol=2e-3)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^method.heads = 3 must divide 128, the width of the text tower$"):
+        create("fedtpg", {"heads": 3}).tuning.check(MODEL)
+
+
 # ---- all of them
 
 
-@pytest.mark.parametrize("name", ["kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip", "fedprox+cocoop"])
+NAMES = [
+    "kgcoop",
+    "prograd",
+    "promptfolio",
+    "fedpgp",
+    "cocoop",
+    "fedclip",
+    "plot",
+    "fedotp",
+    "fedtpg",
+    "fedprox+cocoop",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_they_need_a_clip(name: str) -> None:
     with pytest.raises(UserError, match="text prompts need a CLIP"):
         create(name).tuning.check(models.build("vit-tiny", (3, 32, 32), 3, 0))

@@ -12,11 +12,13 @@ from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
 from ..tunings.adapter import Adapter
 from ..tunings.cocoop import ConditionalContext
+from ..tunings.generated import GeneratedContext
 from ..tunings.heads import HeadOnly
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
 from ..tunings.tokens import TokenPrompt, Tokens
+from ..tunings.transport import ManyContexts
 from .atpfl import Atpfl, Tpfl
 from .centralised import Centralised
 from .classmean import ClassMean
@@ -31,6 +33,7 @@ from .fedmix import FedMix
 from .fedmtl import FedMtl
 from .fednova import FedNova
 from .fedntd import FedNtd
+from .fedotp import FedOtp
 from .fedpgp import FedPgp
 from .fedpr import FedPr
 from .fedproto import FedProto
@@ -90,6 +93,7 @@ METHODS: dict[str, type[Method]] = {
     "prograd": ProGrad,
     "promptfolio": PromptFolio,
     "fedpgp": FedPgp,
+    "fedotp": FedOtp,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,
@@ -103,6 +107,8 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "vpt-d": (Tokens, {"layers": "all", **_SGD}),
     "promptfl": (TextContext, _SGD),
     "cocoop": (ConditionalContext, _SGD),
+    "plot": (ManyContexts, _SGD),
+    "tpg": (GeneratedContext, _SGD),
     "adapter": (Adapter, _SGD),
     "maple": (Maple, _SGD),
 }
@@ -117,6 +123,8 @@ ALIASES = {
     "fedvpt-d": "fedavg+vpt-d",
     "promptfl": "fedavg+promptfl",
     "cocoop": "fedavg+cocoop",
+    "plot": "fedavg+plot",
+    "fedtpg": "fedavg+tpg",
     "fedclip": "fedavg+adapter",
 }
 PAPERS = {
@@ -126,6 +134,8 @@ PAPERS = {
     "fedvpt-d": "Jia et al., ECCV 2022, averaged",
     "promptfl": "Guo et al., 2022",
     "cocoop": "Zhou et al., CVPR 2022, averaged",
+    "plot": "Chen et al., ICLR 2023, averaged",
+    "fedtpg": "Qiu et al., ICLR 2024",
     "fedclip": "Lu et al., IEEE Data Eng. Bull. 2023",
 }
 
