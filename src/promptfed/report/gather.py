@@ -136,6 +136,8 @@ def gather(folders: Sequence[Path], against: str = "") -> ReportData:
             except _BROKEN as error:
                 problems.append(f"{path} is left out because it cannot be read: {_why(error)}.")
     for entry in entries.values():
+        if entry.numbers and (why := record.unused(entry.numbers)):
+            problems.append(f"{entry.run.folder}: {why}.")
         if not entry.finished:
             evaluated = "" if entry.run.scored else ", none of them evaluated"
             problems.append(f"{entry.run.folder} is not finished: {entry.done} of {entry.planned} rounds{evaluated}.")
