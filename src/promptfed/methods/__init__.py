@@ -20,6 +20,7 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
+from .fedala import FedAla
 from .fedamp import FedAmp
 from .fedbn import FedBn
 from .feddyn import FedDyn
@@ -66,6 +67,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBn,
     "ditto": Ditto,
     "apfl": Apfl,
+    "fedala": FedAla,
     "fedamp": FedAmp,
     "fedproto": FedProto,
     "fedmtl": FedMtl,
