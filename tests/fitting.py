@@ -8,7 +8,10 @@ SMALL = {
     "tpfl": {"context": 2, "prompt_size": 2},
     "atpfl": {"context": 2, "prompt_size": 2},
     "dp2fl": {"depth": 2, "lr": 0.01},
-    "promptfl": {"context": 3},
+    **{name: {"context": 3} for name in ("promptfl", "kgcoop", "prograd", "promptfolio", "cocoop", "fedtpg")},
+    "fedotp": {"context": 3, "iterations": 5},
+    "plot": {"context": 3, "prompts": 2, "iterations": 5},
+    "fedpgp": {"context": 3, "rank": 2},
     "fedbn": {"epochs": 1},  # of a transformer, all weights of it
 }
 

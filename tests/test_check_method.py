@@ -12,9 +12,7 @@ FEW = {
     "fedem": {"components": 4, "epochs": 1, "batch_size": 8},
     "fedmix": {"epochs": 1, "mean_size": 4},
     "pfedme": {"epochs": 1, "inner_steps": 2, "personal_steps": 2},
-    **{
-        name: {"epochs": 1, **SMALL[name]} for name in ("sgpt", "pfedpg", "tpfl", "atpfl", "dp2fl", "promptfl", "fedbn")
-    },
+    **{name: {"epochs": 1, **SMALL[name]} for name in SMALL},
 }
 COMPOSITIONS = ("fedprox+pt", "moon+pt", "fedper+pt", "fedrep+pt", "fedavg+ft", "fedprox+ft", "moon+ft", "pfedpt+ft")
 VARIANTS = (
@@ -27,7 +25,11 @@ VARIANTS = (
 
 
 # FedPR's own tests check it on a convolutional network and on prompts.
-NAMES = [*(name for name in METHODS if name != "fedpr"), "pfedpt", "head-tune", "promptfl", *COMPOSITIONS]
+NAMES = [
+    *(name for name in METHODS if name != "fedpr"),
+    *("pfedpt", "head-tune", "promptfl", "cocoop", "fedclip", "plot", "fedtpg"),
+    *COMPOSITIONS,
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,6 +66,16 @@ def test_check_method_chooses_a_backbone_that_fits(name, settings):
 
 
 ON_FROZEN = [
+    *(
+        "scaffold+vpt",
+        "feddyn+vpt",
+        "fedadam+vpt",
+        "ditto+vpt",
+        "apfl+head",
+        "fedala+vpt",
+        "fedamp+vpt",
+        "fedproto+vpt",
+    ),
     *("fedmix+vpt", "fedem+vpt", "fedrod+vpt", "pfedme+vpt", "perfedavg+vpt", "fedrep+vpt", "fedbabu+vpt", "local+vpt"),
     *("local+head", "fedprox+promptfl", "pfedme+promptfl", "local+promptfl", "pfedme+maple", "local+maple"),
 ]

@@ -28,6 +28,7 @@ COVERED = {
     *("scaffold", "feddyn", "fednova", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedlc", "fedntd"),
     *("lg-fedavg", "fedbn", "ditto", "apfl", "fedala", "fedamp"),
     *("tpfl", "atpfl", "pfedpg", "pfedpt", "pfedpt-tokens", "head-tune", "fedvpt", "fedvpt-d", "promptfl"),
+    *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip", "plot", "fedotp", "fedtpg"),
 }
 SMALL = {
     "dataset": {"name": "digits", "limit": 60, "size": 16},

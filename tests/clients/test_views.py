@@ -13,7 +13,7 @@ from promptfed.data.augment import Augment, FixedViews
 from promptfed.methods.moon import Moon
 from promptfed.testing import Case, begun, check_resumed, check_stacked, equal, tiny_federation
 from promptfed.training import train
-from promptfed.tuning import HeadOnly
+from promptfed.tunings.heads import HeadOnly
 
 CROP, FLIP, FIXED = Augment("crop+flip"), Augment("flip"), Augment("crop+flip", 3)
 CPU = torch.device("cpu")

@@ -1,5 +1,6 @@
 """What every partition promises."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -247,6 +248,33 @@ def test_dominant_counts_by_hand(make: Make) -> None:
         assert kept[0] == kept[-1] > 4
         assert abs(test[train == 16][0] - 4 * kept[0]) < 4  # the client's own proportions
         assert test[train == 0].sum() == 0
+
+
+def test_dominant_clients_may_draw_from_one_pool(make: Make, tmp_path: Path) -> None:
+    """60 samples per class are 16 for training, 4 for validation and 40 for tests, whatever the number of clients."""
+    dataset = make(np.repeat(np.arange(10), 60))
+    with pytest.raises(UserError, match=r"needs more samples"):
+        federate(dataset, Dominant(clients=10), 0)
+    federation = federate(dataset, Dominant(clients=10, overlap=True), 0)
+    assert [sorted(row) for row in federation.label_counts()] == [[0] * 2 + [4] * 7 + [16]] * 10
+    assert [sorted(row) for row in federation.label_counts("val")] == [[0] * 2 + [1] * 7 + [4]] * 10
+    assert [sorted(row) for row in federation.label_counts("test")] == [[0] * 2 + [10] * 7 + [40]] * 10
+    kinds = [set(np.concatenate([getattr(s, k) for s in federation.sites])) for k in ("train", "val", "test")]
+    assert not kinds[0] & kinds[1] | kinds[0] & kinds[2] | kinds[1] & kinds[2]
+    assert len(kinds[0]) <= 160  # one pool
+    assert len(kinds[0]) < sum(len(site.train) for site in federation.sites)  # from which they draw again and again
+    for site in federation.sites:
+        assert len(set(site.train)) == len(site.train)
+    federation.save(tmp_path / "split.json")
+    again = Federation.load(tmp_path / "split.json", dataset)
+    assert [s.train.tolist() for s in again.sites] == [s.train.tolist() for s in federation.sites]
+    text = json.loads((tmp_path / "split.json").read_text())
+    for split in ("train", "test"):  # the client itself, and another one
+        changed = json.loads(json.dumps(text))
+        changed["clients"][0][split].append(changed["clients"][0 if split == "train" else 1]["train"][0])
+        (tmp_path / "changed.json").write_text(json.dumps(changed))
+        with pytest.raises(UserError, match="assigns some images twice"):
+            Federation.load(tmp_path / "changed.json", dataset)
 
 
 def test_dominant_other_settings_and_limits(make: Make) -> None:

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from dp2fl_toy import CTX, MODEL, SIZES, batch_of, images
@@ -57,6 +58,25 @@ def test_initial_values() -> None:
     assert not torch.equal(init["deep.1"], init["deep.2"])
     torch.manual_seed(3)
     assert all(torch.equal(p, init[name]) for name, p in b16(9).items())
+
+
+def test_image_prompts_may_start_around_cls_of_a_blank_image() -> None:
+    """In NumPy for layer 0, where cls has its position and nothing else; deeper, by the layers one after the other."""
+    random, blank = Maple(depth=2), Maple(depth=2, map_init="blank")
+    init, init_random = blank.init(MODEL, 0), random.init(MODEL, 0)
+    tower, weights = MODEL.image_tower, MODEL.weights
+    assert {name for name, p in init.items() if not torch.equal(p, init_random[name])} == {"map.0.bias", "map.1.bias"}
+    cls = (weights["body.image.cls"] + weights["body.image.position"][:, 0]).flatten().numpy()
+    prompts = init["context"].numpy() @ init["map.0.weight"].numpy().T + init["map.0.bias"].numpy()
+    np.testing.assert_allclose(prompts.mean(0), cls, atol=1e-5)
+    assert np.abs(prompts[0] - prompts[1]).max() > 1e-3  # they are still different
+    h = tower.embed(weights, torch.zeros(1, *MODEL.image))
+    h = F.layer_norm(
+        h, h.shape[-1:], weights["body.image.norm_pre.weight"], weights["body.image.norm_pre.bias"], tower.eps
+    )
+    h = tower.block(weights, "body.image.blocks.0", h)
+    deep = init["deep.1"] @ init["map.1.weight"].T + init["map.1.bias"]
+    torch.testing.assert_close(deep.mean(0), h[0, 0], atol=1e-5, rtol=0)
 
 
 def test_context_starts_from_a_photo_and_the_other_words_stay() -> None:

@@ -95,6 +95,19 @@ def test_proportional_negatives() -> None:
     assert local([1.05, 1.1], rule="proportional", gamma=9.0) == local([1.05, 1.1])  # nobody positive: no gamma
 
 
+def test_negatives_as_in_the_paper() -> None:
+    """Raw .5 | -.1 -.4. gamma = .5 / .1 = 5: f = .5, .5, 2. Bounded: f = .5, .5, .125."""
+    given: dict[str, Any] = {"losses": [0.5, 1.1, 1.4], "alpha": 1.5}
+    assert local(**given, rule="paper") == pytest.approx([1 / 6, 1 / 6, 2 / 3])
+    assert local(**given) == pytest.approx([4 / 9, 4 / 9, 1 / 9])
+    # m is the lowest of the positive ones: raw .5 .2 | -.1, gamma = 2
+    assert local([0.5, 0.8, 1.1], rule="paper") == pytest.approx([5 / 9, 2 / 9, 2 / 9])
+    # A loss of exactly L has raw weight 0, and weighs nothing.
+    assert local([0.5, 1.0, 1.1], rule="paper") == pytest.approx([0.5, 0, 0.5])
+    assert local([0.5, 1.0], rule="paper") == [1, 0]
+    assert local([1.05, 1.1], rule="paper") == local([1.05, 1.1])  # nobody positive
+
+
 LOSSES = st.lists(st.integers(0, 3000).map(lambda n: n / 1000), min_size=1, max_size=12)
 
 

@@ -10,7 +10,7 @@ HOSTILE = '<b>"A" & </script><script>boom()</script>'  # a label that would brea
 
 
 def stage(accuracies: Sequence[float | None], wide: float | None = 0.5, ids: Sequence[int] | None = None) -> Line:
-    """An evaluation in which the clients reached these accuracies."""
+    """An evaluation in which the clients' own models reached these accuracies, and this one on all clients' data."""
     known = [a for a in accuracies if a is not None]
     local = {"mean": float(np.mean(known)), "std": float(np.std(known)), "worst": min(known)} if known else {}
     ids = ids or range(len(accuracies))
@@ -19,13 +19,17 @@ def stage(accuracies: Sequence[float | None], wide: float | None = 0.5, ids: Seq
             "local": {"mean": None, "std": None, "worst": None, "weighted": None, **local},
             "macro_f1": None,
             "global": wide,
-            "global_macro_f1": None,
+            "global_macro_f1": wide,
             "loss": None,
             "val": None,
         },
         "passes": 0,
         "clients": [
-            {"client": i, "n_test": 0 if a is None else 10, "accuracy": a} for i, a in zip(ids, accuracies, strict=True)
+            {
+                **{"client": i, "n_test": 0 if a is None else 10, "accuracy": a},
+                **({} if wide is None else {"global_accuracy": wide}),
+            }
+            for i, a in zip(ids, accuracies, strict=True)
         ],
     }
 

@@ -7,10 +7,12 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pytest
 from handmade import history, line, stage
 from PIL import Image
 
 from promptfed import privacy
+from promptfed.errors import UserError
 from promptfed.report import gather, numbers, page
 from promptfed.report.numbers import KINDS
 from promptfed.report.page import images, sections
@@ -245,3 +247,83 @@ def test_every_partition_is_shown_under_its_heading(make: Make) -> None:
         Image.new("RGB", (300, 200), colour).save(folder / name)
     found = images.find(gather.gather([folder]))
     assert {path.name for path in found} == {"partition.png", "partition-2.png"}
+
+
+# ---- differences, and rows of different kinds
+
+
+def shared(accuracies: list[float], wide: float) -> dict[str, Any]:
+    """An evaluation of one model for all clients."""
+    scored = stage(accuracies, wide)
+    for row in scored["clients"]:
+        del row["global_accuracy"]
+    return scored
+
+
+def kinds(make: Make) -> list[Path]:
+    """Two methods with personal models, two with one model for all, and a reference that is better than any."""
+    each = {
+        "fedper": stage([0.8, 0.9, 0.85], 0.2),
+        "local": stage([0.7, 0.8, 0.75], 0.3),
+        "fedavg": shared([0.4, 0.5, 0.6], 0.5),
+        "fedprox": shared([0.45, 0.54, 0.63], 0.54),
+        "zero-shot": shared([0.9, 0.95, 0.99], 0.95),
+    }
+    backbone = {"name": "clip-mini"}
+    return [
+        make(name, [line(1, [0], aggregated=scored)], rounds=1, method=name, backbone=backbone).folder
+        for name, scored in each.items()
+    ]
+
+
+def table_of(text: str) -> dict[str, list[str]]:
+    """The headline table of the last round, by label."""
+    table = text.split('data-kind="last"')[1].split("</table>")[0]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+        for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    ]
+    return {words(cells[0]).strip(): [words(cell).strip() for cell in cells[1:]] for cells in rows}
+
+
+def test_rows_are_ranked_with_models_of_their_kind(make: Make) -> None:
+    text = shown(*kinds(make))
+    lead = words(text.split("<dl")[0])
+    assert "With models of the clients' own: Highest local accuracy in the last round: fedper, 85.0 %" in lead
+    assert "With one model for all clients: Highest global accuracy in the last round: fedprox, 54.0 %" in lead
+    assert "zero-shot" not in lead, "a reference is not ranked"
+    assert list(table_of(text)) == ["Method", "fedper", "local", "fedprox", "fedavg", "zero-shot"]
+    assert bold(text, 4) == ["fedper: 85.0", "fedprox: 54.0"]
+    assert [cells[2] for cells in table_of(text).values()] == ["Models", "own", "own", "one", "one", "one"]
+
+
+def test_the_lead_says_whether_the_best_can_be_told_apart(make: Make) -> None:
+    folders = kinds(make)
+    lead = words(shown(*folders[:2]).split("<dl")[0])
+    assert "95 % interval of the difference over clients, with one seed: [+10.0, +10.0]." in lead
+    close = make("c", [line(1, [0], aggregated=stage([0.75, 0.9, 0.8], 0.2))], rounds=1, method="fedrep")
+    lead = words(shown(folders[0], close.folder).split("<dl")[0])
+    assert "the two cannot be told apart." in lead
+
+
+def test_differences_to_a_row_are_on_the_page(make: Make) -> None:
+    folders = kinds(make)
+    text, _ = page.build(gather.gather(folders, "fedavg"))
+    found = table_of(text)
+    place = found["Method"].index("Against fedavg")
+    assert re.fullmatch(r"\+35\.0 \[\+\d+\.\d, \+\d+\.\d\] ahead \(local\)", found["fedper"][place])
+    assert re.fullmatch(r"\+4\.0 \[.*\] .* \(global\)", found["fedprox"][place])
+    assert found["fedavg"][place] == "–"
+    assert "the intervals are over clients only" in words(text.split('id="clients"')[0])
+    assert "Against" not in found["Method"][place + 1 :]
+    with pytest.raises(UserError, match='--against = "fedavgg" is unknown; did you mean "fedavg"'):
+        gather.gather(folders, "fedavgg")
+
+
+def test_a_comparison_against_a_row_is_shown_against_it(make: Make, tmp_path: Path) -> None:
+    for name, mean in (("a", 0.5), ("b", 0.8)):
+        make(f"{name}-seed0", history(mean), rounds=4)
+    rows = [{"label": "a"}, {"label": "b", "against": {"row": "a", "mean": 0.3}}]
+    (tmp_path / "table.json").write_text(json.dumps(rows))
+    assert gather.gather([tmp_path]).against == "a"
+    assert "Against a" in shown(tmp_path)

@@ -163,9 +163,12 @@ def table(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="folders of runs or comparisons")],
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+    against: Annotated[
+        str, typer.Option("--against", help="the row to compare the others with (default: the comparison's)")
+    ] = "",
 ) -> None:
     """Write one HTML page about runs and comparisons; it works offline."""
     with lazy.at_once():
         from ..report.page import write  # altair is slow to import, and not every command draws
-    path = write(folders, out)
+    path = write(folders, out, against)
     console.print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)

@@ -86,10 +86,15 @@ class Federation:
                 f'partition file {path} belongs to another dataset ("{its.get("name")}" of {its.get("n")} images), '
                 f'not to "{dataset.name}" of {len(dataset)} images as it is loaded now'
             )
-        every = np.concatenate([getattr(site, split) for site in sites for split in _SPLITS])
+        splits = [np.concatenate([getattr(site, split) for site in sites]) for split in _SPLITS]
+        every = np.concatenate(splits)
         if len(every) and (every.min() < 0 or every.max() >= len(dataset)):
             raise UserError(f"partition file {path} holds an index outside 0..{len(dataset) - 1}")
-        if len(np.unique(every)) != len(every):
+        apart = [every]
+        if about.get("overlap") is True:  # clients may have images in common, but one has none twice
+            apart = [np.concatenate([np.unique(part) for part in splits])]
+            apart += [np.concatenate([getattr(site, split) for split in _SPLITS]) for site in sites]
+        if any(len(np.unique(part)) != len(part) for part in apart):
             raise UserError(f"partition file {path} assigns some images twice")
         return cls(dataset, sites, about)
 

@@ -201,6 +201,11 @@ class Dominant(Partition, kind="dominant"):
     drop: float = Field(0.2, ge=0, lt=1, description="Share of the classes that a client lacks.")
     keep: float = Field(0.25, gt=0, le=1, description="Share of the pool that a client keeps of its other classes.")
     add: float = Field(0.75, ge=0, le=1, description="Additional share of the pool for its dominant class.")
+    overlap: bool = Field(
+        False,
+        description="All clients draw from the same pools, so that they may have samples in common; none is in two of "
+        "train, validation and test.",
+    )
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         return [np.concatenate(share) for share in self.shares(dataset, rng)]
@@ -208,9 +213,12 @@ class Dominant(Partition, kind="dominant"):
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         train = self._train_counts(np.unique(dataset.labels), len(dataset.classes), rng)  # (clients, classes)
         val = -(-train // 4)
-        have, used = np.bincount(dataset.labels, minlength=len(dataset.classes)), train.sum(0)
+        have = np.bincount(dataset.labels, minlength=len(dataset.classes))
+        quarter = -(-self.shots // 4)
+        taken = np.full(len(have), self.shots + quarter) if self.overlap else train.sum(0) + val.sum(0)
+        used = train.max(0) if self.overlap else train.sum(0)
         # how many test samples per training sample each class allows
-        room = np.where(used > 0, (have - used - val.sum(0)) / np.maximum(used, 1), np.inf)
+        room = np.where(used > 0, (have - taken) / np.maximum(used, 1), np.inf)
         test = np.floor(max(room.min(), 0) * train + 1e-9).astype(np.int64)
         if np.any(test[train > 0] < 1):
             scarce = int(room.argmin())
@@ -219,6 +227,8 @@ class Dominant(Partition, kind="dominant"):
                 f'"{dataset.classes[scarce]}" than the {have[scarce]} there are; lower one of them'
             )
         demand = np.stack([train, val, test], 1).reshape(3 * self.clients, -1)  # (3 clients, classes)
+        if self.overlap:
+            return _thirds(_draw_from_pools(dataset.labels, demand, [self.shots, self.shots + quarter], rng))
         owner = np.full(len(dataset), -1, dtype=np.int64)
         for label, counts in enumerate(demand.T):
             wanted = np.repeat(np.arange(3 * self.clients), counts)
@@ -234,6 +244,19 @@ class Dominant(Partition, kind="dominant"):
             row[own] = kept
             row[own[0]] = min(self.shots, kept + round(self.shots * self.add))  # own is in random order
         return counts
+
+
+def _draw_from_pools(
+    labels: np.ndarray, demand: np.ndarray, cuts: list[int], rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Train, validation and test of one client after the other, as many of each class as demand (3 clients, classes)
+    says. A class is cut into three pools at these places; each client draws from them as if it were alone."""
+    drawn: list[list[np.ndarray]] = [[] for _ in demand]
+    for label, counts in enumerate(demand.T):
+        pools = np.split(rng.permutation(np.flatnonzero(labels == label)), cuts)
+        for i, count in enumerate(counts):
+            drawn[i].append(rng.permutation(pools[i % 3])[:count])
+    return [np.concatenate(parts) for parts in drawn]
 
 
 class Sites(Partition, kind="sites"):

@@ -10,11 +10,15 @@ from pydantic.fields import FieldInfo
 from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
+from ..tunings.adapter import Adapter
+from ..tunings.cocoop import ConditionalContext
+from ..tunings.generated import GeneratedContext
 from ..tunings.heads import HeadOnly
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
 from ..tunings.tokens import TokenPrompt, Tokens
+from ..tunings.transport import ManyContexts
 from .atpfl import Atpfl, Tpfl
 from .centralised import Centralised
 from .classmean import ClassMean
@@ -30,16 +34,21 @@ from .fedmix import FedMix
 from .fedmtl import FedMtl
 from .fednova import FedNova
 from .fedntd import FedNtd
+from .fedotp import FedOtp
+from .fedpgp import FedPgp
 from .fedpr import FedPr
 from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrod import FedRod
+from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
 from .own_model import Apfl, Ditto
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedpg import PFedPg
+from .prograd import ProGrad
+from .promptfolio import PromptFolio
 from .scaffold import Scaffold
 from .server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .sgpt import Sgpt
@@ -82,6 +91,11 @@ METHODS: dict[str, type[Method]] = {
     "atpfl": Atpfl,
     "pfedpg": PFedPg,
     "dp2fl": Dp2fl,
+    "kgcoop": KgCoOp,
+    "prograd": ProGrad,
+    "promptfolio": PromptFolio,
+    "fedpgp": FedPgp,
+    "fedotp": FedOtp,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,
@@ -94,6 +108,10 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "vpt": (Tokens, _SGD),
     "vpt-d": (Tokens, {"layers": "all", **_SGD}),
     "promptfl": (TextContext, _SGD),
+    "cocoop": (ConditionalContext, _SGD),
+    "plot": (ManyContexts, _SGD),
+    "tpg": (GeneratedContext, _SGD),
+    "adapter": (Adapter, _SGD),
     "maple": (Maple, _SGD),
 }
 PROMPTS: dict[str, type[PrivatePrompt]] = {"pt": PixelPrompt, "st": TokenPrompt}
@@ -106,6 +124,10 @@ ALIASES = {
     "fedvpt": "fedavg+vpt",
     "fedvpt-d": "fedavg+vpt-d",
     "promptfl": "fedavg+promptfl",
+    "cocoop": "fedavg+cocoop",
+    "plot": "fedavg+plot",
+    "fedtpg": "fedavg+tpg",
+    "fedclip": "fedavg+adapter",
 }
 PAPERS = {
     "pfedpt": "Li et al., TMLR 2024",
@@ -113,6 +135,10 @@ PAPERS = {
     "fedvpt": "Jia et al., ECCV 2022, averaged",
     "fedvpt-d": "Jia et al., ECCV 2022, averaged",
     "promptfl": "Guo et al., 2022",
+    "cocoop": "Zhou et al., CVPR 2022, averaged",
+    "plot": "Chen et al., ICLR 2023, averaged",
+    "fedtpg": "Qiu et al., ICLR 2024",
+    "fedclip": "Lu et al., IEEE Data Eng. Bull. 2023",
 }
 
 

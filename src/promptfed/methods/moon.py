@@ -20,7 +20,7 @@ class Moon(Method):
 
     def check(self, model: Model, init: Params) -> None:
         super().check(model, init)
-        if self.tuning.frozen_name(model) == "features":
+        if self.tuning.frozen_name(model) in ("features", "patches"):
             raise UserError("method.name: Moon contrasts features, and those of this tuning are frozen")
 
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:

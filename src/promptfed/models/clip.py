@@ -46,6 +46,11 @@ class CLIP(Model):
     def text_width(self) -> int:
         return self.weights["body.text.tokens"].shape[1]
 
+    @property
+    def embedding(self) -> int:
+        """The size of image and text features in the joint space."""
+        return self.weights["body.text.proj"].shape[0]
+
     def features(
         self, weights: Params, x: Tensor, tokens: Tensor | Prompts | None = None, mode: Mode = "deep"
     ) -> Tensor:
@@ -54,8 +59,16 @@ class CLIP(Model):
             return self.join(weights, self.image_tower.features(weights, x, tokens, mode))
         return self.join(weights, self.image_tower.features(weights, x))
 
+    def patches(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """x (B, C, H, W) -> (B, patches, d): the last layer's patches in the joint space. Of a ViT."""
+        tower = self.image_tower
+        assert isinstance(tower, ViT)
+        h = tower.embed(weights, x)
+        encoded = tower.encode(weights, h, None if tokens is None else {0: tokens})
+        return self.join(weights, tower.norm(weights, encoded[:, -(h.shape[1] - 1) :]))
+
     def join(self, weights: Params, features: Tensor) -> Tensor:
-        """Features of the image tower in the joint space: (B, d). A ResNet's are there already."""
+        """Features of the image tower in the joint space: (..., d). A ResNet's are there already."""
         if self.pooler:
             features = linear(weights, "body.image.pooler", features)
             features = features.tanh() if self.pooler == "tanh" else features

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 from ..method import Method
 from ..methods import reference
-from ..runs import record
+from ..runs import record, statistics
 from ..runs.comparison import Row
 from ..runs.opened import Run
 
@@ -69,6 +69,16 @@ class Group:
         """Its method, if that is there to measure others by."""
         return reference(str(self.option("method", "name") or self.first.numbers.get("method", "")))
 
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """Of the runs that have been evaluated, with their seeds."""
+        return [{**entry.numbers, "seed": entry.seed} for entry in self.entries if entry.numbers]
+
+    @property
+    def main_column(self) -> statistics.Column:
+        """The accuracy that it is ranked by."""
+        return statistics.main_column(self.results) if self.results else "local"
+
     def option(self, section: str, key: str) -> Any:
         return self.first.run.settings.get(section, {}).get(key)
 
@@ -79,6 +89,7 @@ class ReportData:
     folders: list[Path]  # that the user named
     problems: list[str] = field(default_factory=list)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)  # label -> row and column, in tables with columns
+    against: str = ""  # the row that the others are compared with
 
     @property
     def entries(self) -> list[SeedRun]:
@@ -87,6 +98,10 @@ class ReportData:
     @property
     def several_seeds(self) -> bool:
         return any(len(group.entries) > 1 for group in self.groups)
+
+    def row(self, group: Group) -> str:
+        """The name of a row, without that of its column."""
+        return self.places[group.label][0] if group.label in self.places else group.label
 
 
 @dataclass(frozen=True)
@@ -101,15 +116,17 @@ class Task:
         return self.groups[0].first
 
 
-def gather(folders: Sequence[Path]) -> ReportData:
-    """All runs in these folders, each of a run or of a comparison."""
+def gather(folders: Sequence[Path], against: str = "") -> ReportData:
+    """All runs in these folders, each of a run or of a comparison. `against`: the row to compare the others with; by
+    default the one that a comparison was made with."""
     if not folders:
         raise UserError("report: name the folder of a run or of a comparison")
     entries: dict[Path, SeedRun] = {}
     problems: list[str] = []
     places: dict[str, tuple[str, str]] = {}
+    bases: list[str] = []
     for folder in folders:
-        for path, label in _runs(folder, problems, places):
+        for path, label in _runs(folder, problems, places, bases):
             if path.resolve() in entries:
                 continue
             found: list[str] = []
@@ -124,12 +141,18 @@ def gather(folders: Sequence[Path]) -> ReportData:
             problems.append(f"{entry.run.folder} is not finished: {entry.done} of {entry.planned} rounds{evaluated}.")
     if not entries:
         raise UserError(" ".join(problems).rstrip("."))
-    return ReportData(_grouped(list(entries.values())), list(folders), problems, places)
+    base = against or next((places.get(label, (label,))[0] for label in bases), "")
+    data = ReportData(_grouped(list(entries.values())), list(folders), problems, places, base)
+    if against and against not in (names := {data.row(group) for group in data.groups}):
+        raise unknown("--against", against, names)
+    return data
 
 
-def _runs(folder: Path, problems: list[str], places: dict[str, tuple[str, str]]) -> list[tuple[Path, str | None]]:
+def _runs(
+    folder: Path, problems: list[str], places: dict[str, tuple[str, str]], bases: list[str]
+) -> list[tuple[Path, str | None]]:
     """The folders of runs, with the labels that a comparison gives them, in the order of its table; adds to `places`
-    where that has columns."""
+    where that has columns, and to `bases` the labels that others were compared with."""
     if not folder.is_dir():
         raise UserError(f'"{folder}" is not a folder')
     if _is_run(folder):
@@ -143,6 +166,7 @@ def _runs(folder: Path, problems: list[str], places: dict[str, tuple[str, str]])
         table = json.loads(file.read_text()) if file.exists() else []
         labels = {Row(row["label"], {}, ()).slug: row["label"] for row in table}
         places |= {row["label"]: (row["row"], row["column"]) for row in table if "column" in row}
+        bases += [row["against"]["row"] for row in table if "against" in row]
     except _BROKEN as error:
         problems.append(f"{folder / 'table.json'} cannot be read: {_why(error)}; labels are the folders' names.")
     order = list(labels)

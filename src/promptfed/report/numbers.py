@@ -60,8 +60,10 @@ _GROUPS_HELP = "share of samples in the group that is matched to their domain"
 COLUMNS = (
     Column("local", "Local", "accuracy on a client's own test data, mean over clients", "percent", _LOCAL),
     Column("worst", "Worst", "local accuracy of the worst client", "percent", ("local", "worst")),
+    Column("f1", "Local F1", "macro F1 on a client's own test data, mean over clients", "percent", ("macro_f1",)),
     Column("global", "Global", "accuracy on all clients' test data", "percent", ("global",)),
-    Column("f1", "Macro F1", "mean over classes, then over clients", "percent", ("macro_f1",)),
+    Column("global_f1", "Global F1", "macro F1 on all clients' test data", "percent", ("global_macro_f1",)),
+    Column("val", "Validation", "local accuracy on validation data", "percent", ("val",)),
     Column("after", "After local", _AFTER_HELP, "percent", _LOCAL, _AFTER),
     Column("common", "Common", _COMMON_HELP, "percent", _LOCAL, ("common",), True),
     Column("newcomers", "Newcomers", _LATE_HELP, "percent", _LOCAL, _LATE, True),
@@ -71,8 +73,11 @@ COLUMNS = (
     Column("seconds", "Seconds", "training and evaluation; comparable on one idle machine only", "seconds"),
 )
 # By column: why a run may not have it, and the setting that decides so.
+_POOLED = ("personal models were not evaluated on all clients' test data in these rounds", "eval.pooled")
 _ABSENT = {
-    "global": ("personal models were not evaluated on all clients' test data in these rounds", "eval.pooled"),
+    "global": _POOLED,
+    "global_f1": _POOLED,
+    "val": ("no client has validation data", ""),
     "after": ("there is no evaluation after local training", "eval.after_local"),
     "common": ("the method has no common model", ""),
     "newcomers": ("no newcomer was evaluated in this way", "join.clients"),
@@ -183,7 +188,7 @@ def _few_clients(entry: SeedRun, column: Column, kind: str) -> str:
 
 
 def _few_rounds(entry: SeedRun, column: Column, kind: str) -> str:
-    if column.key != "global" or not kind.startswith("mean"):
+    if column.key not in ("global", "global_f1") or not kind.startswith("mean"):
         return ""
     at = _summary(entry, column, kind).get("rounds", [])
     scored = [line for line in entry.run.scored if line["round"] in at]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -37,6 +37,11 @@ class Maple(Tuning):
         "if there are too few, none is used and vectors are initialised from N(0, .02)",
     )
 
+    map_init: Literal["random", "blank"] = Field(
+        "random",
+        description="maps start at random, or so that image prompts start around the class token of a blank image",
+    )
+
     def check(self, model: Model) -> None:
         most = min(image_tower(model).depth, as_clip(model).text_tower.depth)
         if self.depth > most:
@@ -63,7 +68,18 @@ class Maple(Tuning):
         made |= {f"deep.{i}": normal(g, self.context, width) for i in range(1, self.depth)}
         for i in range(self.depth):
             made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.weights["body.image.cls"].shape[-1], width)
-        return P.to(made, model.weights["body.scale"].device)
+        made = P.to(made, model.weights["body.scale"].device)
+        return self.centred(model, made) if self.map_init == "blank" else made
+
+    @torch.no_grad()
+    def centred(self, model: Model, params: Params) -> Params:
+        """With biases that make cls of a blank image, at each of its layers, the mean of the image prompts there."""
+        tower, moved = image_tower(model), dict(params)
+        h = tower.embed(model.weights, torch.zeros(1, *model.image, device=params["context"].device))
+        for i, prompts in enumerate(self.image_prompts(params).values()):
+            moved[f"map.{i}.bias"] = params[f"map.{i}.bias"] + h[0, 0] - prompts.mean(0)
+            h = tower.encode(model.weights, h, start=i, stop=i + 1)
+        return moved
 
     def embed(self, model: Model, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + patches, width): what features() takes as `hidden` instead of images (Eq. 5)."""
@@ -72,12 +88,16 @@ class Maple(Tuning):
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         tower, weights = image_tower(model), model.weights
         h = batch.frozen["hidden"] if "hidden" in batch.frozen else self.embed(model, batch.x)
-        text = {0: params["context"], **self.deep(params)}
-        prompts = {i: F.linear(p, params[f"map.{i}.weight"], params[f"map.{i}.bias"]) for i, p in text.items()}
+        prompts = self.image_prompts(params)
         if batch.tokens is not None:  # of a private prompt that wraps this tuning: they come first
             prompts[0] = torch.cat([batch.tokens, prompts[0]])
         h = tower.encode(weights, h, prompts, "deep", first_tokens=1)
         return as_clip(model).join(weights, tower.norm(weights, h[:, 0]))
+
+    def image_prompts(self, params: Params) -> dict[int, Tensor]:
+        """(context, width) for each layer, in their order."""
+        text = {0: params["context"], **self.deep(params)}
+        return {i: F.linear(p, params[f"map.{i}.weight"], params[f"map.{i}.bias"]) for i, p in text.items()}
 
     def deep(self, params: Params) -> dict[int, Tensor]:
         return {i: params[f"deep.{i}"] for i in range(1, self.depth)}

@@ -32,7 +32,7 @@ from ...training import CHUNK
 from ...tuning import as_clip
 from ...tunings.maple import Maple
 
-Rule = Literal["bounded", "proportional"]  # what a retained negative client weighs beside positive ones
+Rule = Literal["bounded", "paper", "proportional"]  # what a retained negative client weighs beside positive ones
 EPS = 1e-5  # added to a distance (Eq. 14)
 
 
@@ -52,7 +52,9 @@ class Dp2fl(Method):
     )
     beta: float = Field(0.2, ge=0, le=1, description="total weight of the others if none is an improvement")
     negatives: Rule = Field(
-        "bounded", description="weights of data prompts that are no improvement: below all others, or proportional"
+        "bounded",
+        description="weights of data prompts that are no improvement: below all others, as the paper's Eq. 15-17 have "
+        "them, or proportional to the loss",
     )
     gamma: float = Field(0.1, ge=0, description="factor of `negatives = proportional`")
     newcomer: Literal["global", "initglo", "init"] = Field(
@@ -279,9 +281,13 @@ def _retained(raw: np.ndarray, weakest: float, rule: Rule, gamma: float) -> np.n
     """f(x) of retained negatives, x <= 0, beside positive clients of which the weakest has raw weight m.
 
     bounded: m M / x, where M is the x nearest to 0: at most m, and falling as the loss grows. M = 0: m where x = 0,
-    and 0 elsewhere, which is the limit. proportional: gamma |x|, which grows with the loss and has no bound.
+    and 0 elsewhere, which is the limit. proportional: gamma |x|, which grows with the loss and has no bound. paper: the
+    same with gamma = m / |M| (M below 0), which gives the best one the weight m and all worse ones more.
     """
-    if rule == "proportional":
+    below = raw[raw < 0]
+    if rule == "paper":
+        gamma = weakest / float(-below.max()) if below.size else 0.0
+    if rule != "bounded":
         return np.asarray(gamma * np.abs(raw))
     nearest = max(raw, default=0.0)
     return np.where(raw == 0, weakest, 0.0) if nearest == 0 else np.asarray(weakest * (nearest / raw))

@@ -33,9 +33,10 @@ class Section(NamedTuple):
     view: Any  # what the template shows
 
 
-def write(folders: Sequence[Path], out: Path) -> Path:
-    """The report on these folders of runs and comparisons. What cannot be shown is a warning, and noted on the page."""
-    text, problems = build(gather.gather(folders), out)
+def write(folders: Sequence[Path], out: Path, against: str = "") -> Path:
+    """The report on these folders of runs and comparisons. What cannot be shown is a warning, and noted on the page.
+    `against`: the row to compare the others with."""
+    text, problems = build(gather.gather(folders, against), out)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
     try:

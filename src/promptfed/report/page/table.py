@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runs.tables import count, percent, points, size
+from ...runs.statistics import Difference, difference
+from ...runs.tables import ONE_SEED, WORDS, count, percent, points, size
 from .. import numbers
-from ..gather import ReportData, tasks
+from ..gather import Group, ReportData, Task, tasks
 from ..numbers import KINDS, Cell, Column
 
 _ALIKE = 1e-9  # rounding error of a mean over seeds
@@ -33,7 +34,9 @@ class Line:
     rounds: str
     cells: list[Shown]
     reference: bool = False  # it is neither sorted nor ranked
+    models: str = "own"  # one for all clients, or their own
     ceiling: Shown | None = None  # how far it is from the best centralised row; None if there is none anywhere
+    difference: Shown | None = None  # to the row that others are compared with; None if there is none
 
 
 def results(data: ReportData) -> dict[str, Any]:
@@ -45,10 +48,17 @@ def results(data: ReportData) -> dict[str, Any]:
         for kind in stage
     }  # fmt: skip
     tables = {kind: _lines(data, kind) for kind in KINDS if kind == "last" or kind in known}
+    ranks = {group.main_column for group in data.groups if not group.reference}
+    paired = [found for task in tasks(data) for found in _differences(data, task).values() if found]
+    one_seed = bool(paired) and all(found.seeds == 1 for found in paired)
     return {
         "columns": numbers.columns(data),
         "several_seeds": data.several_seeds,
         "several_tasks": len(tasks(data)) > 1,
+        "several_kinds": len(ranks) > 1,
+        "sorted": ranks.pop() if len(ranks) == 1 and len(tasks(data)) == 1 else "",
+        "against": data.against,
+        "words": [WORDS, *([ONE_SEED] if one_seed else [])] if paired else [],
         "kinds": KINDS,
         "tables": tables,
         # Local accuracy as a paper prints it: row and column of the comparison's table -> cell.
@@ -62,17 +72,52 @@ def _lines(data: ReportData, kind: str) -> list[Line]:
     some = any(group.reference and group.reference.centralised for group in data.groups)
     for task in tasks(data):
         cells = {group.label: [numbers.cell(group, column, kind) for column in columns] for group in task.groups}
-        ranked = [cells[group.label] for group in task.groups if not group.reference]
-        best = [_best(column, [row[i] for row in ranked]) for i, column in enumerate(columns)]
         pooled = [group for group in task.groups if group.reference and group.reference.centralised]
         ceiling = max((cells[group.label][0].mean or 0.0 for group in pooled), default=None)
-        for group in sorted(task.groups, key=lambda group: -(cells[group.label][0].mean or 0.0)):
-            own = [None] * len(best) if group.reference else best
+        paired = _differences(data, task) if kind == "last" else {}
+        best = {main: _best_of(task, columns, cells, main) for main in ("local", "global")}
+
+        def rank(group: Group, cells: dict[str, list[Cell]] = cells) -> tuple[str, float]:
+            main = group.main_column
+            at = next(i for i, column in enumerate(columns) if column.key == main)
+            return main, cells[group.label][at].mean or 0.0
+
+        for group in sorted(task.groups, key=rank, reverse=True):  # personal models first
+            own = [None] * len(columns) if group.reference else best[group.main_column]
             shown = [_shown(*one) for one in zip(columns, cells[group.label], own, strict=True)]
-            rounds = numbers.rounds(group, kind)
-            to = _to_ceiling(cells[group.label][0].mean, ceiling) if some else None
-            lines.append(Line(group.label, task.words, len(group.entries), rounds, shown, bool(group.reference), to))
+            lines.append(
+                Line(
+                    group.label,
+                    task.words,
+                    len(group.entries),
+                    numbers.rounds(group, kind),
+                    shown,
+                    bool(group.reference),
+                    "one" if group.main_column == "global" else "own",
+                    _to_ceiling(cells[group.label][0].mean, ceiling) if some else None,
+                    _difference(paired.get(group.label)) if data.against and kind == "last" else None,
+                )
+            )
     return lines
+
+
+def _best_of(task: Task, columns: Sequence[Column], cells: dict[str, list[Cell]], main: str) -> list[float | None]:
+    """The best value of each column, of the rows that are ranked by this one."""
+    rows = [cells[group.label] for group in task.groups if not group.reference and group.main_column == main]
+    return [_best(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+
+
+def _differences(data: ReportData, task: Task) -> dict[str, Difference | None]:
+    """Label -> its difference to the row that the others are compared with."""
+    base = next((group for group in task.groups if data.row(group) == data.against), None)
+    return {group.label: difference(group.results, base.results) for group in task.groups if base and group is not base}
+
+
+def _difference(found: Difference | None) -> Shown:
+    if found is None:
+        return Shown("–", "", kind="none")
+    interval = f"[{points(found.low)}, {points(found.high)}] {found.word} ({found.column})"
+    return Shown(points(found.mean), f"{found.mean:.8g}", interval)
 
 
 def _to_ceiling(local: float | None, ceiling: float | None) -> Shown:

@@ -1,0 +1,42 @@
+"""What the methods on text prompts of a frozen CLIP have in common."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from .. import Method, Model, Params, State, Tuning
+from ..models.base import normal
+from ..seeding import torch_rng
+from ..tuning import as_clip
+from ..tunings.text import TextContext
+
+
+class TextMethod(Method):
+    """With the learning rate and momentum of the plug-ins on frozen models."""
+
+    tuned: ClassVar[type[Tuning]] = TextContext
+
+    lr: float = Field(0.01, gt=0, description="local learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+
+
+class TwoContexts(TextContext):
+    """A context that all clients share, and one of the client's own."""
+
+    roles: ClassVar[dict[str, str]] = {"context": "body", "own": "own"}
+    about = "shared text context + own text context"
+
+    def init(self, model: Model, seed: int) -> Params:
+        own = normal(torch_rng(seed, "own context"), self.context, as_clip(model).text_width)
+        return {**super().init(model, seed), "own": own}
+
+
+class TwoContextsMethod(TextMethod):
+    """Both contexts are trained together; the shared one is averaged."""
+
+    tuned = TwoContexts
+    private = ("own",)
+
+    def common(self, state: State) -> Params:
+        """The shared context in both places."""
+        return {**self.down(state, client=0), "own": state["context"]}
