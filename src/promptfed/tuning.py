@@ -16,6 +16,11 @@ from .phases import Batch, Context, Optimizer, Phase
 GIVEN = "given"  # the role of values that the server computes: clients receive them, and neither train nor send them
 
 
+NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
+NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
+FEATURES = "features"  # frozen_name() of the features of an image without any prompt
+
+
 class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
@@ -107,7 +112,7 @@ class OnFeatures(Tuning):
     """A tuning on top of the features of a frozen image model."""
 
     def frozen_name(self, model: Model) -> str:
-        return "features"
+        return FEATURES
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         return {"features": model.features(model.weights, x)}
@@ -211,11 +216,11 @@ class PrivatePrompt(Wrapper):
 def as_vit(model: Model) -> ViT:
     """The model, if prompt tokens can enter each of its layers."""
     if not isinstance(model, ViT):
-        raise UserError(f'backbone.name = "{model.name}" takes no tokens (of a CLIP: backbone.part=image)')
+        raise UserError(f'backbone.name = "{model.name}" takes no tokens: {NEEDS_VIT}')
     return model
 
 
 def as_clip(model: Model) -> CLIP:
     if not isinstance(model, CLIP):
-        raise UserError(f'backbone.name = "{model.name}" has no text tower: text prompts need a CLIP')
+        raise UserError(f'backbone.name = "{model.name}" has no text tower: {NEEDS_CLIP}')
     return model
