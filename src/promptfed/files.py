@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from .errors import UserError
+
+_EDGE = 4096  # bytes at the beginning and end of a file where a mark is looked for
+
 
 def write(path: Path, content: bytes, *, private: bool = False, new: bool = False) -> None:
     """Writes a file in one step: readers see all of it or what was there before. `private`: readable by its owner
@@ -35,6 +39,18 @@ def append(path: Path, text: str) -> None:
     """Appends to a file; the text is on disk when this returns."""
     with path.open("ab") as file:
         _flush(file, text.encode())
+
+
+def refuse_foreign(path: Path, mark: bytes, setting: str) -> None:
+    """UserError where a file is already there and does not bear our mark, at its beginning or end."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begins = file.read(_EDGE)
+        file.seek(max(0, path.stat().st_size - _EDGE))
+        if mark in begins or mark in file.read():
+            return
+    raise UserError(f'{setting} = "{path}" exists and was not written by promptfed; choose another name')
 
 
 class Locked(Exception):

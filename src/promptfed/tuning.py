@@ -16,6 +16,11 @@ from .phases import Batch, Context, Optimizer, Phase
 GIVEN = "given"  # the role of values that the server computes: clients receive them, and neither train nor send them
 
 
+NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
+NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
+FEATURES = "features"  # frozen_name() of the features of an image without any prompt
+
+
 class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
@@ -107,7 +112,7 @@ class OnFeatures(Tuning):
     """A tuning on top of the features of a frozen image model."""
 
     def frozen_name(self, model: Model) -> str:
-        return "features"
+        return FEATURES
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         return {"features": model.features(model.weights, x)}
@@ -160,6 +165,24 @@ class Wrapper(Tuning):
         return self.inner.started()
 
 
+class Transparent(Wrapper):
+    """A wrapper that predicts as what it is around: it gives roles, or has parameters that a method alone uses."""
+
+    roles = {}
+
+    def init(self, model: Model, seed: int) -> Params:
+        return self.inner.init(model, seed)
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        return self.inner.features(model, params, batch, ctx)
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        return self.inner.head(model, params, features)
+
+    def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        return self.inner.logits(model, params, batch, ctx)
+
+
 class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
@@ -196,11 +219,11 @@ class PrivatePrompt(Wrapper):
 def as_vit(model: Model) -> ViT:
     """The model, if prompt tokens can enter each of its layers."""
     if not isinstance(model, ViT):
-        raise UserError(f'backbone.name = "{model.name}" takes no tokens (of a CLIP: backbone.part=image)')
+        raise UserError(f'backbone.name = "{model.name}" takes no tokens: {NEEDS_VIT}')
     return model
 
 
 def as_clip(model: Model) -> CLIP:
     if not isinstance(model, CLIP):
-        raise UserError(f'backbone.name = "{model.name}" has no text tower: text prompts need a CLIP')
+        raise UserError(f'backbone.name = "{model.name}" has no text tower: {NEEDS_CLIP}')
     return model

@@ -226,7 +226,8 @@ def test_only_adds_its_rows_to_the_table(promptfed, tmp_path):
 
 def test_a_comparison_with_misfits_or_for_another_folder_trains_nothing(promptfed, tmp_path):
     promptfed("compare", "--methods", "local", "rounds=1", *TINY, "--out", "mine")
-    said = promptfed("compare", "--methods", "fedavg,fedavg+vpt", "rounds=1", *TINY, "--out", "other", code=1)
+    words = ["compare", "--methods", "fedavg,fedavg+vpt", "rounds=1", "backbone=cnn", *TINY, "--out", "other"]
+    said = promptfed(*words, code=1)
     assert 'row "fedavg+vpt": backbone.name = "cnn" takes no tokens' in said
     said = promptfed("compare", "--methods", "fedavg", "rounds=1", *TINY, "--out", "mine", code=1)
     assert 'holds another comparison, with a row "local"' in said
@@ -366,8 +367,8 @@ def test_list(promptfed, what):
         (["run", "dataset.size=12"], "dataset.size"),
         (["run", "method.prompt_size=16"], "method.prompt_size = 16"),
         (["run", "method.prompt_size=20"], "method.prompt_size = 20"),
-        (["run", "method=fedvpt"], "takes no tokens"),
-        (["run", "method=promptfl"], "text prompts need a CLIP"),
+        (["run", "method=fedvpt", "backbone=cnn"], "takes no tokens: a transformer is needed (allowed: vit-mini"),
+        (["run", "method=promptfl", "backbone=cnn"], "a CLIP is needed (allowed: clip-mini"),
         (["run", "method.mju=0.1", "method=fedprox"], 'did you mean "mu"'),
         (["run", "method.name=5"], "method.name = 5"),
         (["compare", "--methods", "local,local"], '"local" is there twice'),
@@ -376,8 +377,8 @@ def test_list(promptfed, what):
         (["compare", "--methods", "local", "--seeds", "0,0"], "must be different numbers"),
         (["compare", "--methods", "fedavg,local", "method.lrr=0.1"], 'did you mean "lr"'),
         (["compare", "--methods", "fedavg,local", "method.epoch=9", "--dry-run"], 'did you mean "epochs"'),
-        (["compare", "--methods", "fedavg,promptfl"], "has no text tower"),
-        (["run", "method=pfedpt-tokens"], "backbone.name"),
+        (["compare", "--methods", "fedavg,promptfl", "backbone=cnn"], "has no text tower"),
+        (["run", "method=pfedpt-tokens", "backbone=cnn"], "backbone.name"),
         (["run", "rounds"], "is neither a file nor a preset"),
         (["list", "methds"], 'did you mean "methods"'),
         (["run", "--rounds", "3"], "--rounds is not an option of run (a setting is written rounds=VALUE)"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import fitting
 from promptfed import Batch, Context, methods, models
 from promptfed.clients.frozen import FrozenValues
 from promptfed.data import cache
@@ -188,3 +189,13 @@ def test_moon_refuses_frozen_features(model):
     method = methods.create("moon+head")
     with pytest.raises(ValueError, match="Moon contrasts features"):
         method.check(model, method.tuning.init(model, 0))
+
+
+def test_the_query_of_sgpt_and_the_features_of_a_head_are_one_entry(data, model):
+    """They are the same numbers, computed once."""
+    index = np.arange(len(data))
+    query = FrozenValues(methods.create("sgpt", fitting.SMALL["sgpt"]).tuning, model, data, CPU, 1e9)(index)["query"]
+    SEEN.clear()
+    values = FrozenValues(Counted(), model, data, CPU, 1e9)
+    assert torch.equal(values(index)["features"], query)
+    assert SEEN == [1]  # to know its shape

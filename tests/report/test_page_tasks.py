@@ -289,8 +289,8 @@ def table_of(text: str) -> dict[str, list[str]]:
 def test_rows_are_ranked_with_models_of_their_kind(make: Make) -> None:
     text = shown(*kinds(make))
     lead = words(text.split("<dl")[0])
-    assert "With models of the clients' own: Highest local accuracy in the last round: fedper, 85.0 %" in lead
-    assert "With one model for all clients: Highest global accuracy in the last round: fedprox, 54.0 %" in lead
+    assert "With models of the clients' own: highest local accuracy in the last round: fedper, 85.0 %" in lead
+    assert "With one model for all clients: highest global accuracy in the last round: fedprox, 54.0 %" in lead
     assert "zero-shot" not in lead, "a reference is not ranked"
     assert list(table_of(text)) == ["Method", "fedper", "local", "fedprox", "fedavg", "zero-shot"]
     assert bold(text, 4) == ["fedper: 85.0", "fedprox: 54.0"]

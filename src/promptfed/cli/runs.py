@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from .. import files
 from ..errors import UserError
 from . import lazy
 from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
-    from ..runs import api, build, comparison, dryrun, progress, tables
+    from ..runs import api, build, comparison, dryrun, progress, record, tables
     from ..search import tune as searching
 else:
     searching = lazy.Module("search.tune")
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
-    privacy, progress, tables = map(lazy.Module, ("privacy", "runs.progress", "runs.tables"))
+    privacy, progress, record = map(lazy.Module, ("privacy", "runs.progress", "runs.record"))
+    tables = lazy.Module("runs.tables")
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
 DryRun = Annotated[
@@ -57,6 +60,8 @@ def run(
 
     pictures = ", ".join(picture.name for picture in draw_run(folder))
     console.print(f"everything is in {folder}: result.json, {pictures}", soft_wrap=True)
+    if why := record.unused(result.numbers):
+        raise UserError(why)
 
 
 def compare(
@@ -96,12 +101,8 @@ def compare(
         console.print(dryrun.table(first))
         return
 
-    def live(number: int, job: comparison.Job) -> progress.Live:
-        label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
-        return progress.Live(console, f"{number}/{len(jobs)} {label}", job.config.rounds, job.config.eval.every)
-
     with interruptible(again):
-        outcome = comparison.execute(plan, live)
+        outcome = comparison.execute(plan, partial(comparison.live, console, len(jobs)))
     if outcome.table:
         from ..report import draw_comparison  # slow to import, and not every command draws
 
@@ -138,6 +139,9 @@ def partition(
     from ..report import draw_partition, style  # slow to import
 
     style.check(out)
+    files.refuse_foreign(out, style.MARK, "--out")
+    if save:
+        files.refuse_foreign(save, b'{"format": 1, "dataset": ', "--save")
     federation = build.split(config)
     draw_partition(federation, out)
     if save:

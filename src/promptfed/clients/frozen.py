@@ -44,7 +44,7 @@ class FrozenValues:
         views: FixedViews | None = None,
     ) -> None:
         self._tuning, self._model, self._dataset, self._device, self._views = tuning, model, dataset, device, views
-        self._files: dict[str, np.memmap] | None = None
+        self._files: dict[str, np.memmap] | None = None  # by the tuning's own name of a value
         one = {name: v.cpu().numpy() for name, v in self._forward(slice(0, 1)).items()}
         count = len(dataset if views is None else views)
         need = count * sum(v.nbytes for v in one.values())
@@ -61,12 +61,13 @@ class FrozenValues:
             if not cache.finished(path):
                 _make_room(path.parent, budget - need)
                 with cache.writing(path) as folder:
-                    for name, v in one.items():
-                        _allocate(folder / f"{name}.npy", v.dtype, (count, *v.shape[1:]))
+                    for i, v in enumerate(one.values()):
+                        _allocate(folder / f"{i}.npy", v.dtype, (count, *v.shape[1:]))
                     _allocate(folder / "known.npy", np.dtype(np.bool_), (count,))
                     (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
             os.utime(path)  # last used now
-            self._files = {file.stem: np.load(file, mmap_mode="r+") for file in path.glob("*.npy")}
+            named = {"known": "known.npy", **{name: f"{i}.npy" for i, name in enumerate(one)}}
+            self._files = {name: np.load(path / file, mmap_mode="r+") for name, file in named.items()}
 
     @property
     def cached(self) -> bool:
@@ -115,6 +116,7 @@ class FrozenValues:
         frozen = {name: p for name, p in self._model.weights.items() if not name.startswith("head.")}
         mean, std = normalisation(self._model, self._dataset, torch.device("cpu"))
         return cache.key(
+            layout=2,  # files are numbered: two tunings may have names of their own for the same values
             weights=digest(frozen),
             dataset=self._dataset.fingerprint,
             scale=[mean.flatten().tolist(), std.flatten().tolist()],

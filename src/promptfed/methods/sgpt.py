@@ -21,7 +21,7 @@ from .. import Batch, Context, Method, Model, Params, Phase, State, Update, User
 from .. import params as P
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import as_vit
+from ..tuning import FEATURES, as_vit
 from ..tunings.heads import SCALE, LinearHead, moments, scaled, scaling
 from ..tunings.tokens import uniform
 
@@ -104,7 +104,10 @@ class SharedGroup(LinearHead):
     def frozen_name(self, model: Model) -> str:
         if not self.group_layers:
             return ""
-        layers, norm = self.asked(as_vit(model))
+        vit = as_vit(model)
+        layers, norm = self.asked(vit)
+        if (layers, norm, self.query_relu) == (vit.depth, True, False):
+            return FEATURES  # the same numbers: one entry of the cache
         return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
 
     def frozen(self, model: Model, x: Tensor) -> Params:

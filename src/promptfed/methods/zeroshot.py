@@ -6,7 +6,7 @@ from pydantic import Field
 
 from .. import Method, Model, Params, Phase, Tuning, UserError
 from ..models import CLIP
-from ..tuning import OnFeatures
+from ..tuning import NEEDS_CLIP, OnFeatures
 
 
 class Nothing(OnFeatures):
@@ -18,7 +18,7 @@ class Nothing(OnFeatures):
 
     def check(self, model: Model) -> None:
         if not isinstance(model, CLIP):
-            raise UserError(f'backbone.name = "{model.name}" cannot predict untrained: zero-shot needs a CLIP')
+            raise UserError(f'backbone.name = "{model.name}" cannot predict untrained: {NEEDS_CLIP}')
 
     def init(self, model: Model, seed: int) -> Params:
         return {}

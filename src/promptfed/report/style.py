@@ -109,7 +109,8 @@ def short(names: Sequence[str], most: int) -> list[str]:
 def save(chart: Chart, path: Path) -> Path:
     """Replaces the picture in one step: somebody may be looking at the old one."""
     spec = {**chart.to_dict(), "config": THEME}
-    files.write(path, _FORMATS[check(path)](spec))
+    suffix = check(path)
+    files.write(path, _FORMATS[suffix](spec) + (_SVG_MARK if suffix == ".svg" else _MARK))
     return path
 
 
@@ -121,6 +122,10 @@ def check(path: Path) -> str:
     if path.is_dir():
         raise UserError(f'--out = "{path}" is a folder; name a file')
     return suffix
+
+
+MARK = b"made by promptfed"  # behind the end of a picture, where no viewer looks
+_MARK, _SVG_MARK = b"\n%" + MARK + b"\n", b"\n<!-- " + MARK + b" -->\n"
 
 
 _FORMATS: dict[str, Callable[[dict[str, Any]], bytes]] = {

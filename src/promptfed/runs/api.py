@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from .. import files, privacy, server
 from .. import methods as M
@@ -21,16 +25,43 @@ from ..method import Method
 from ..methods import why_not_cached
 from . import build, record, sheets
 from . import config as C
+from .progress import Live
 from .record import Folder, View
 from .trackers import Tracked
+
+if TYPE_CHECKING:
+    from ..report.style import Chart
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: `numbers` is its result.json."""
+    """A finished run: `numbers` is its result.json. A notebook shows a table and its curves."""
 
     folder: Path
     numbers: dict[str, Any]
+
+    def __repr__(self) -> str:
+        n, local = self.numbers, self.metrics["local"]
+        scores = ", ".join(f"{key} {local[key]:.1%}" for key in ("mean", "worst") if local.get(key) is not None)
+        why = "no update used; " if record.unused(n) else ""
+        at = f"{n['method']} on {n['dataset']['name']}, seed {n['seed']}, {n['rounds']} rounds"
+        return f"<Result of {at}: {why}local accuracy {scores or 'unknown'}; {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        from ..report.cell import html  # altair is slow to import
+
+        return html(self)
+
+    @property
+    def rounds(self) -> list[server.Line]:
+        """What is recorded of each round: the lines of rounds.jsonl."""
+        return record.read_lines(self.folder)
+
+    def plot(self) -> Chart:
+        """Accuracies and training loss over the rounds, as an altair chart."""
+        from ..report.cell import curves  # altair is slow to import
+
+        return curves(self.folder)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -62,15 +93,25 @@ def run(
     federation: Federation | None = None,
     view: View | None = None,
     mini: bool = False,
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Trains and evaluates one configuration: run(method="pfedpt", dataset="cifar10", rounds=50)
 
     `preset` is a preset's name or a TOML file; settings go over it. A section given as a string is its name. `method`
     may also be a class derived from Method, and `dataset` a Dataset. `federation` takes the place of dataset and
-    partition, and `mini` uses the small scale of the file, its [mini] table."""
+    partition, and `mini` uses the small scale of the file, its [mini] table. `progress` is shown on standard error and
+    in notebooks, unless it is False or a `view` is told instead: an object with begin(round, clients),
+    on_notice(notice) and end(line)."""
     folder = Path(out) if out else None
-    return execute(prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation), view)
+    plan = prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation)
+    config = plan.config
+    shown = Live(Console(stderr=True), config.method.name, config.rounds, config.eval.every)
+    with shown if progress and view is None else nullcontext(view) as watching:
+        found = execute(plan, watching)
+    if why := record.unused(found.numbers):
+        warnings.warn(f"{found.folder}: {why}", stacklevel=2)
+    return found
 
 
 def prepare(
@@ -157,8 +198,8 @@ def execute(
 ) -> Result:
     """One run, in its folder. `engine` makes the clients from the parts and the folder."""
     config, path, resume = plan.config, plan.folder, plan.resume
-    if not resume and (path / "config.toml").exists():
-        raise UserError(f'--out = "{path}" holds a run already: pass --resume to continue it, or another --out')
+    if not resume:
+        _check_free(path)
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
@@ -197,6 +238,14 @@ def execute(
     finally:
         tracked.close()
         folder.close()
+
+
+def _check_free(path: Path) -> None:
+    """A run gets a folder of its own."""
+    if (path / "config.toml").exists():
+        raise UserError(f'--out = "{path}" holds a run already: pass --resume to continue it, or another --out')
+    if held := record.visible(path):
+        raise UserError(f'--out = "{path}" is not empty and holds no run ({held[0]} is in it); choose another --out')
 
 
 def _recorded(plan: RunPlan) -> dict[str, Any]:

@@ -217,16 +217,16 @@ def limit_threads(threads: int, device: torch.device) -> None:
         torch.set_num_threads(threads)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, setting: str = "engine.device") -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, there in available.items() if there))
     kind = name.split(":")[0]
     if kind not in available:
-        raise UserError(f'engine.device = "{name}" is unknown (allowed: auto, cpu, cuda, cuda:N, mps)')
+        raise UserError(f'{setting} = "{name}" is unknown (allowed: auto, cpu, cuda, cuda:N, mps)')
     if not available[kind]:
-        raise UserError(f'engine.device = "{name}" is not available on this machine; engine.device=auto takes what is')
+        raise UserError(f'{setting} = "{name}" is not available on this machine (allowed: auto takes what is)')
     try:
         return torch.device(name)
     except RuntimeError:
-        raise UserError(f'engine.device = "{name}" is not of the form cuda:N') from None
+        raise UserError(f'{setting} = "{name}" is not of the form cuda:N') from None

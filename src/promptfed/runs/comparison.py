@@ -14,8 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from .. import methods as M
 from ..data import Federation
@@ -24,6 +27,7 @@ from ..method import Method
 from . import api, build, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, method_settings, shrunk, small
+from .progress import Live
 from .record import Busy, View
 
 Table = dict[str, Any]
@@ -153,12 +157,14 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
     jobs = []
     methods: set[str] = set()
+    compared = {row.settings["method"]["name"] for row in rows if "name" in row.settings.get("method", {})}
     for turn in range(max(len(row.seeds) for row in rows)):
         for row in (row for row in rows if turn < len(row.seeds)):
             seed, partition = row.seeds[turn], {"seed": base.split_seed, **row.settings.get("partition", {})}
             tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
             whole = C.merge(*tables)
-            config = C.make(shrunk(tables, row.mini, given) if row.mini else whole, row.tuned or {})
+            scaled = shrunk(tables, row.mini, given) if row.mini else whole
+            config = C.make(C.fitted(scaled, compared), row.tuned or {})
             jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
             methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
     taken = {key for name in methods for key in M.fields(name)}
@@ -193,6 +199,9 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
     file = out / "table.json"
     if (out / "config.toml").exists():
         raise UserError(f'--out = "{out}" holds a run; choose another --out')
+    for name in record.visible(out) if not file.exists() else []:
+        if name not in ("partition.json", TUNING) and not record.begun(out / name):
+            raise UserError(f'--out = "{out}" is not empty and holds no comparison ({name} is in it)')
     try:
         there = [row["label"] for row in json.loads(file.read_text())] if file.exists() else []
     except (ValueError, TypeError, KeyError):
@@ -253,6 +262,12 @@ def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
             if not isinstance(error, UserError):
                 break
     return failed
+
+
+def live(console: Console, count: int, number: int, job: Job) -> Live:
+    """The progress of one of so many runs."""
+    label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
+    return Live(console, f"{number}/{count} {label}", job.config.rounds, job.config.eval.every)
 
 
 def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
@@ -390,6 +405,10 @@ def complain(outcome: Outcome) -> None:
             raise error
         more = f", and so have {len(outcome.failed) - 1} more" if len(outcome.failed) > 1 else ""
         raise UserError(f"{job.folder.name} has failed{more}, the tables have what is done: {error}")
+    for runs in outcome.results.values():
+        for run in runs:
+            if why := record.unused(run.numbers):
+                raise UserError(f"{run.folder.name}: {why}")
     if not outcome.results:
         raise UserError("every run of the comparison is held by another process")
 
@@ -443,13 +462,14 @@ def compare(
     mini: bool = False,
     federation: Federation | None = None,
     tune: int = 0,
+    progress: bool = True,
     **settings: Any,
 ) -> Compared:
     """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
     classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
     `only`: run only rows whose label has this in it. `against`: the row whose paired differences to the others are in
     the tables. `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation
-    data, by so many trials.
+    data, by so many trials. `progress` is shown on standard error and in notebooks.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
@@ -462,6 +482,8 @@ def compare(
         found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
         preset, settings, methods, seeds = found.file, {}, (), ()
     wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
-    outcome = execute(prepare(preset, settings, out=Path(out), federation=federation, **wanted))
+    planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)
+    shown = partial(live, Console(stderr=True), len(planned.chosen))
+    outcome = execute(planned, shown) if progress else execute(planned)
     complain(outcome)
     return Compared(outcome.results, outcome.table)

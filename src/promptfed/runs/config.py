@@ -22,6 +22,7 @@ from ..method import Method
 from ..privacy import Privacy, check
 
 Table = dict[str, Any]
+_DEFAULT_METHOD = "pfedpt"
 FILE = "file"  # partition.name of a split that is read, not drawn
 _PRESETS = resources.files("promptfed.runs.presets")
 
@@ -33,7 +34,11 @@ class _Section(BaseModel):
 class Backbone(_Section):
     """The [backbone] section."""
 
-    name: str = Field("cnn", description="a name of `promptfed list backbones`, a hub id, or a path")
+    name: str = Field(
+        "cnn",
+        description="a name of `promptfed list backbones`, a hub id, or a path; methods that need a transformer or a "
+        "CLIP have vit-mini or clip-mini as default, and dataset.name shapes",
+    )
     part: Literal["whole", "image"] = Field("whole", description="of a CLIP: all of it, or its image tower with a head")
 
 
@@ -126,7 +131,7 @@ class MethodSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    name: str = Field("pfedpt", description="a method's name with plug-ins: `promptfed list methods`")
+    name: str = Field(_DEFAULT_METHOD, description="a method's name with plug-ins: `promptfed list methods`")
 
     @property
     def method(self) -> Method:
@@ -248,12 +253,27 @@ SECTIONS: dict[str, type[BaseModel]] = {
 def make(*tables: Mapping[str, Any]) -> Config:
     """A Config from tables, later ones over earlier ones. A section may be given by its name alone."""
     try:
-        return Config.model_validate(_unstandardised(merge(*tables)))
+        merged = merge(*tables)
+        name = merged.get("method", {}).get("name", _DEFAULT_METHOD)
+        return Config.model_validate(_unstandardised(fitted(merged, [name])))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "extra_forbidden":
             raise _not_a_setting(".".join(map(str, first["loc"]))) from None
         raise one_sentence(error) from None
+
+
+def fitted(table: Table, compared: Iterable[str]) -> Table:
+    """Settings that name no backbone, with one that fits the method and the others it is compared with; for embedded
+    pre-trained ones, data they know unless others are named."""
+    name = table.get("method", {}).get("name", _DEFAULT_METHOD)
+    if "name" in table.get("backbone", {}) or not isinstance(name, str):
+        return table
+    kinds = {other: methods.backbones(methods.create(other)) for other in {name, *compared}}
+    if set(kinds.values()) == {"any"}:
+        return table
+    backbone = "clip-mini" if kinds[name].startswith("CLIP") else "vit-mini"
+    return merge({"backbone": {"name": backbone}, "dataset": {"name": "shapes"}}, table)
 
 
 def _unstandardised(table: Table) -> Table:

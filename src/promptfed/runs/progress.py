@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from threading import RLock
@@ -22,7 +23,8 @@ from . import config as C
 from . import record
 
 RECENT = 10  # rounds whose times are expected of those to come
-SLOW = 2.0  # times the median of seconds per sample
+SLOW = 3.0  # times the median of seconds per sample
+DELAY = 2.0  # seconds behind the median client, from which on it matters
 SHOWN = 3  # clients that are named
 GRACE = 2.0  # seconds that the next run of a comparison may take to begin
 POLL = 0.5
@@ -30,14 +32,14 @@ _DOING = {"train": "training", "evaluate": "evaluating", "second": "exchanging",
 
 
 def slow(took: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Clients that took more than twice the median of seconds per sample, the slowest first. One with few samples has a
-    high rate too, but a client that finishes before half of the others delays none."""
+    """Clients that took more than three times the median of seconds per sample, and seconds longer than half of the
+    others, the slowest first. One with few samples has a high rate too, but delays none."""
     known = [one for one in took if one["samples"]]
     if len(known) < 3:
         return {}
     usual = median(one["seconds"] / one["samples"] for one in known)
     half = median(one["seconds"] for one in known)
-    rates = [(one["seconds"] / one["samples"] / usual, one) for one in known if one["seconds"] > half]
+    rates = [(one["seconds"] / one["samples"] / usual, one) for one in known if one["seconds"] > half + DELAY]
     found = sorted((-times, one["client"], one["seconds"]) for times, one in rates if times > SLOW)
     return {client: f"{seconds:.1f} s, {-times:.1f} x the median per sample" for times, client, seconds in found}
 
@@ -81,7 +83,8 @@ class Status:
             self._remark("failed", self.done, {one["client"]: one["why"] for one in line["left_out"]})
             if len(self._train) > 1:  # the first round includes every client's warm-up
                 self._remark("slow", self.done, slow(seconds.get("clients", ())))
-            self._loss = "" if line["train_loss"] is None else f"loss {line['train_loss']:.3f}"
+            trained = line["train_loss"] is not None and line.get("passes", 1)  # zero-shot: no sample was passed
+            self._loss = f"loss {line['train_loss']:.3f}" if trained else ""
             local = line["aggregated"]["summary"]["local"] if "aggregated" in line else {"mean": None}
             if local["mean"] is not None:
                 self._scores = f"local {local['mean']:.1%}, worst {local['worst']:.1%}"
@@ -100,8 +103,8 @@ class Status:
         """The time until the end of the run."""
         if self.done >= self.rounds:
             return ""
-        if not self._train:
-            return "time left: known after a round"
+        if len(self._train) < 2:  # the first one also starts processes and computes what is frozen
+            return "time left: known after two rounds"
         evaluations = -(-self.rounds // self.every) - self.done // self.every
         train = _usual(self._train)
         total = (self.rounds - self.done) * train + evaluations * _usual(self._evaluate)
@@ -111,7 +114,8 @@ class Status:
 
     def line(self) -> str:
         """What is to be told at the end of a round, for a log."""
-        spent = ", ".join(filter(None, (f"{duration(self.spent())} spent", self.left())))
+        left = self.left() if len(self._train) > 1 else ""
+        spent = ", ".join(filter(None, (f"{duration(self.spent())} spent", left)))
         remarks = [f"{kind}: {_some(found)}" for kind, (round, found) in self._remarks.items() if round == self.done]
         parts = (f"{self.label}  round {self.done}/{self.rounds}", self._loss, self._scores, spent, *remarks)
         return "  ".join(filter(None, parts))
@@ -132,12 +136,14 @@ class Status:
             return Group(head, *lines)
 
     def _progress(self) -> str:
-        """How many clients have answered what is under way."""
+        """How many clients have answered what is under way; before, what takes its time."""
+        if self._begun is None and not self._train:
+            return "preparing: images are decoded and the model is built"
         return f"{_DOING[self._ask]}: {self._answered} of {self._asked} clients" if self._ask else ""
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """What the last ones took. The first one, which also computes what is frozen, only where there is no other."""
+    """What the last ones took, without the first where there are others."""
     recent = (seconds[1:] or seconds)[-RECENT:]
     return fmean(recent) if recent else 0.0
 
@@ -160,7 +166,8 @@ class Live(Status):
     def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
         super().__init__(label, rounds, every)
         self._console = console
-        self._screen = Screen(self, console=console, refresh_per_second=4) if console.is_terminal else None
+        drawn = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+        self._screen = Screen(self, console=console, refresh_per_second=4) if drawn else None
 
     def __enter__(self) -> Live:
         if self._screen:

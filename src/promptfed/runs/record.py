@@ -218,6 +218,16 @@ class Folder(Recorder):
         self._open.close()
 
 
+def visible(path: Path) -> list[str]:
+    """What a folder holds, but for locks and files that were never finished."""
+    return sorted(file.name for file in path.iterdir() if not file.name.startswith(".")) if path.is_dir() else []
+
+
+def begun(path: Path) -> bool:
+    """Whether this is the folder of a run, or of one that is only being prepared."""
+    return (path / "config.toml").exists() or (path / ".lock").exists()
+
+
 def at_work(path: Path) -> bool:
     """Whether a process is at work in a run's folder."""
     try:
@@ -292,6 +302,15 @@ def read_result(path: Path) -> dict[str, Any] | None:
         why = f'"{file}" is not valid JSON: {error}'
         raise UserError(f"{why}; delete it and resume the run to write it again") from None
     return found
+
+
+def unused(numbers: Mapping[str, Any]) -> str:
+    """Why a result says nothing of its method: every update of every round was left out. Empty if some were used."""
+    if numbers["communication"].get("client_rounds", 1):
+        return ""
+    first = next(iter(numbers.get("left_out", ())), None)
+    why = f"; client {first['client']} in round {first['round']}: {first['why']}" if first else ""
+    return f"no update used: every client failed in every round, and the model is the initial one{why}"
 
 
 def read_lines(path: Path) -> list[Line]:

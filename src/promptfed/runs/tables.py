@@ -18,6 +18,7 @@ from rich.table import Table as Rich
 from rich.text import Text
 
 from .. import files, methods
+from . import record
 from . import sheets as S
 from .api import Result
 from .sheets import Sheet
@@ -78,6 +79,7 @@ def table(
         found.append(
             {
                 "label": label,
+                **({"unused": True} if any(record.unused(n) for n in numbers) else {}),
                 **({"row": row, "column": column} if column else {}),
                 **({"scale": scale} if scale else {}),
                 **({"reference": "ceiling" if kind.centralised else "other"} if kind else {}),
@@ -187,7 +189,8 @@ _SCORES = ("local", "worst", "macro_f1", "global", "global_macro_f1", "val", "af
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row's accuracies for people, in per cent."""
     scores = (score(row, key) for key in _SCORES)
-    return (row["label"], row["models"], str(row["seeds"]), *scores, points(row.get("to_ceiling")))
+    label = f"{row['label']} (no update used)" if row.get("unused") else row["label"]
+    return (label, row["models"], str(row["seeds"]), *scores, points(row.get("to_ceiling")))
 
 
 def score(row: Mapping[str, Any], key: str) -> str:

@@ -9,7 +9,7 @@ DIR/tuned.toml        the comparison with the chosen settings, for promptfed com
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def _search(plan: TunePlan, console: Console | None) -> Tuned:
             for row in sorted(rows, key=lambda row: len(row.study.trials())):
                 trial = row.study.ask()
                 if trial:
-                    job = row.job(trial)
+                    job = row.job(trial, board.draw)
                     waiting[job.folder] = row, trial
                     board.draw()
                     return job
@@ -121,7 +121,8 @@ def _search(plan: TunePlan, console: Console | None) -> Tuned:
         def end(job: Job, ended: Ended) -> None:
             row, trial = waiting.pop(job.folder)
             row.end(trial, ended)
-            board.say(row.line(trial))
+            if ended.how != "killed":
+                board.say(row.line(trial))
 
         pool.run(take, end)
     chosen = {}
@@ -149,8 +150,7 @@ def tune(
     `space` has words such as "method.lr=0.001..0.1" or "method.epochs=1|5"; by default the learning rates of each
     row's method are searched, from a tenth to ten times their values. Called again it goes on with what is not done.
 
-    tuned = tune(methods=["fedvpt", "local+head"], trials=12, out="runs/tuning", dataset="cifar10", rounds=20)
-    compare(tuned.file, out="runs/tuned")
+    tune(methods=["fedvpt", "local+head"], trials=12, out="runs/tuning", dataset="cifar10", rounds=20)
     """
     return execute(prepare(Source(preset, settings, methods, seeds, mini), trials=trials, space=space, out=Path(out)))
 
@@ -172,13 +172,14 @@ class _Row:
             else study.Grid(*given)
         )
 
-    def job(self, trial: Trial) -> Job:
+    def job(self, trial: Trial, draw: Callable[[], None]) -> Job:
         config = S.overlaid(self._config, trial.values)
         every = max(config.eval.every, -(-config.rounds // _LOOKS))
         self.now[trial.number] = 0
 
         def on_round(round: Round) -> bool:
             self.now[trial.number] = round.number
+            draw()
             last = round.val is None or round.number == config.rounds
             return last or self.study.report(trial, round.number, round.val or 0.0)
 

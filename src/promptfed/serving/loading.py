@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -34,13 +35,15 @@ def load(
     `client`: its number, or its site's name. `backbone`: where an exported model finds its pre-trained weights, if not
     where it was trained. `trust`: import the module of a method that is not promptfed's own.
     """
-    path = Path(path).expanduser()
+    path, where = Path(path).expanduser(), build.pick_device(device, "--device")
     if client is not None and common:
         raise UserError(f"client = {client} and the global model cannot both be asked for")
     if not path.exists():
         raise UserError(f'"{path}" does not exist; allowed: the folder of a run, or an exported {exported.SUFFIX} file')
     if (path / "config.toml").exists():
         with reading(path, device=device) as run:
+            if run.round < run.config.rounds:
+                warnings.warn(f'"{path}" is not finished: round {run.round} of {run.config.rounds}', stacklevel=2)
             if client is not None:
                 return _of_client(run, run.number(client))
             if run.method.personal and not common:
@@ -51,7 +54,6 @@ def load(
     if at and path.is_dir():
         made = _of_site(SiteFolder.open(at), path.name if at != path else "*", device)
     else:
-        where = build.pick_device(device)
         card, tuning, model, params = exported.read(exported.find(path), backbone, trust)
         made = Predictor(card, tuning, model.to(where), P.to(params, where), where)
     held = made.card["client"]

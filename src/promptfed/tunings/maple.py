@@ -114,6 +114,7 @@ def image_tower(model: Model) -> ViT:
     tower = model.image_tower if isinstance(model, CLIP) else None
     if not isinstance(tower, ViT):
         raise UserError(
-            f'backbone.name = "{model.name}": prompts in both towers need a CLIP whose image tower is a transformer'
+            f'backbone.name = "{model.name}": prompts in both towers need a CLIP whose image tower is a transformer '
+            "(allowed: clip-mini, or a published CLIP with a ViT)"
         )
     return tower

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import as_vit
+from ..tuning import NEEDS_VIT, as_vit
 from .heads import LinearHead, scaled
 
 
@@ -75,7 +75,7 @@ class TokenPrompt(PrivatePrompt):
     def check(self, model: Model) -> None:
         super().check(model)
         if model.width is None:
-            raise UserError(f'backbone.name = "{model.name}" takes no tokens: soft-token prompts need a transformer')
+            raise UserError(f'backbone.name = "{model.name}" takes no tokens: {NEEDS_VIT}')
 
     def start(self, model: Model, seed: int) -> Params:
         assert model.width is not None

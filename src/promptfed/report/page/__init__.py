@@ -36,6 +36,7 @@ class Section(NamedTuple):
 def write(folders: Sequence[Path], out: Path, against: str = "") -> Path:
     """The report on these folders of runs and comparisons. What cannot be shown is a warning, and noted on the page.
     `against`: the row to compare the others with."""
+    files.refuse_foreign(out, b'content="promptfed"', "--out")
     text, problems = build(gather.gather(folders, against), out)
     for problem in problems:
         warnings.warn(problem, stacklevel=2)
