@@ -66,6 +66,16 @@ def test_check_method_chooses_a_backbone_that_fits(name, settings):
 
 
 ON_FROZEN = [
+    *(
+        "scaffold+vpt",
+        "feddyn+vpt",
+        "fedadam+vpt",
+        "ditto+vpt",
+        "apfl+head",
+        "fedala+vpt",
+        "fedamp+vpt",
+        "fedproto+vpt",
+    ),
     *("fedmix+vpt", "fedem+vpt", "fedrod+vpt", "pfedme+vpt", "perfedavg+vpt", "fedrep+vpt", "fedbabu+vpt", "local+vpt"),
     *("local+head", "fedprox+promptfl", "pfedme+promptfl", "local+promptfl", "pfedme+maple", "local+maple"),
 ]

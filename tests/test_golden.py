@@ -42,6 +42,7 @@ AS_RECORDED = {
     "sgpt": {"lr": 0.01, "momentum": 0.9, "standardise": False},
 }
 CASES = {name: (name, {**SMALL.get(name, {}), **AS_RECORDED.get(name, {})}) for name in NAMES}
+CASES["pfedpg plain"] = ("pfedpg", {**SMALL["pfedpg"], "attention_init": "plain"})
 CASES |= {f"dp2fl {mode}": ("dp2fl", {**SMALL["dp2fl"], "privacy": mode}) for mode in ("embeddings", "sealed")}
 
 

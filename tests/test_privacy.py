@@ -25,6 +25,8 @@ from tiny import toy_host
 
 COVERED = {
     *("fedavg", "fedprox", "moon", "perfedavg", "fedper", "fedrep", "fedmtl", "fedbabu", "fedrod", "pfedme", "fedpr"),
+    *("scaffold", "feddyn", "fednova", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedlc", "fedntd"),
+    *("lg-fedavg", "fedbn", "ditto", "apfl", "fedala", "fedamp"),
     *("tpfl", "atpfl", "pfedpg", "pfedpt", "pfedpt-tokens", "head-tune", "fedvpt", "fedvpt-d", "promptfl"),
     *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip", "plot", "fedotp", "fedtpg"),
 }

@@ -162,6 +162,10 @@ class Method(BaseModel):
         may hold one client or a stack of them. Of several gradients taken, the loss of the first is recorded."""
         return grad(params)
 
+    def end_phase(self, params: Params, ctx: Context) -> Params:
+        """Client, after a phase that is not plain: the parameters that the next one, or a prediction, starts from."""
+        return params
+
     def finish(self, params: Params, ctx: Context) -> Params:
         """Client, after training: the parameters, with those learned other than by descent (sums are in ctx.stats)."""
         return params

@@ -7,7 +7,7 @@ A method's loss is written for one client. A block of K > 1 clients is trained a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
@@ -96,7 +96,17 @@ def train(
         for indices, drawn in zip(zip_longest(*plans), zip_longest(*views), strict=True):
             local.step(indices, np.stack([g.random(2, np.float32) for g in noise]), drawn)
         done = local.final()
+        if not phase.plain and type(method).end_phase is not Method.end_phase:
+            done = [
+                _ended(method, model, work, client, phase) if plan else client
+                for work, client, plan in zip(block, done, plans, strict=True)
+            ]
     return done
+
+
+def _ended(method: Method, model: Model, work: Work, client: Trained, phase: Phase) -> Trained:
+    with torch.no_grad():
+        return replace(client, params=method.end_phase(client.params, context(work, model, phase, client.stats)))
 
 
 def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray]:

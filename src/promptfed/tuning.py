@@ -162,6 +162,24 @@ class Wrapper(Tuning):
         return self.inner.started()
 
 
+class Transparent(Wrapper):
+    """A wrapper that predicts as what it is around: it gives roles, or has parameters that a method alone uses."""
+
+    roles = {}
+
+    def init(self, model: Model, seed: int) -> Params:
+        return self.inner.init(model, seed)
+
+    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        return self.inner.features(model, params, batch, ctx)
+
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        return self.inner.head(model, params, features)
+
+    def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
+        return self.inner.logits(model, params, batch, ctx)
+
+
 class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 

@@ -42,7 +42,7 @@ def noise(seed: int) -> torch.Tensor:
 
 def test_prompts_are_the_basis_shifted_by_one_attended_vector() -> None:
     """P_base + softmax(QK^T / sqrt(l)) V W_O, in NumPy."""
-    method = method_of()
+    method = method_of(attention_init="plain")
     s = {name: p.double().numpy() for name, p in begun(method).items()}
     base = s["base.tokens.0"]
     query = s["descriptor.1"] @ s["generator.query"]
@@ -54,6 +54,34 @@ def test_prompts_are_the_basis_shifted_by_one_attended_vector() -> None:
     np.testing.assert_allclose(found["tokens.0"], expected, atol=1e-6)
     shift = found["tokens.0"] - begun(method)["base.tokens.0"]
     np.testing.assert_allclose(shift, shift[:1].expand(K, -1), atol=1e-6)
+
+
+def test_attention_differs_between_clients_from_the_start() -> None:
+    """Keys and values of unit scale, in NumPy; small prompts alone would give all clients nearly the same weights."""
+    spread = {}
+    for init in ("unit", "plain"):
+        method = create("pfedpg", {"tokens": 10, "attention_init": init})
+        model = vit((3, 8, 8), 4, 0, width=64, depth=1, heads=2)
+        state = method.begin(model, method.tuning.init(model, 0), 7)
+        for client in range(20):
+            state = method.admit(state, client, {}, 0)
+        s = {name: p.double().numpy() for name, p in state.items()}
+        base, keys, values = (s["base.tokens.0"], *(s["base.tokens.0"] @ s[f"generator.{n}"] for n in ("key", "value")))
+        scores = np.stack([s[f"descriptor.{i}"] @ s["generator.query"] @ keys.T / 8 for i in range(20)])
+        weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)  # (clients, tokens)
+        spread[init] = weights.std(0).mean()
+        rms = [np.sqrt(np.square(v).mean()) for v in (keys, values)]
+        assert rms == pytest.approx([1, 1] if init == "unit" else [np.sqrt(np.square(base).mean())] * 2, rel=0.15)
+        same = [torch.equal(p, state["base.tokens.0"]) for i in range(20) for p in method.down(state, i).values()]
+        assert all(same) is (init == "unit")  # W_O = 0: training starts from the basis
+    assert spread["unit"] > 0.05  # of weights that are .1 in the mean
+    assert spread["unit"] > 5 * spread["plain"]
+
+
+def test_prompts_start_at_a_scale() -> None:
+    one, two = (method_of(prompt_scale=scale).tuning.init(MODEL, 0) for scale in (1.0, 2.5))
+    assert torch.equal(two["tokens.0"], 2.5 * one["tokens.0"])
+    assert torch.equal(two["head.weight"], one["head.weight"])
 
 
 @pytest.mark.parametrize("generator", ["attention", "mlp", "adain", "base"])
@@ -71,7 +99,7 @@ def test_a_server_step_moves_each_prompt_toward_what_its_client_found(generator:
 
 def test_a_server_step_is_descent_on_the_sum_of_the_clients_products() -> None:
     """theta + alpha * sum_n J_n^T delta_n, with the Jacobian by finite differences."""
-    method = method_of(server_lr=0.5)
+    method = method_of(server_lr=0.5, attention_init="plain")
     state = {name: p.double() if p.is_floating_point() else p for name, p in begun(method).items()}
     deltas = {0: noise(1).double(), 1: noise(2).double()}
     after = method.aggregate(state, [update(client, delta) for client, delta in deltas.items()])

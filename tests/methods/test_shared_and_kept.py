@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial
+from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial, whole
 
 from promptfed.clients.messages import read_update
 from promptfed.methods import METHODS, create
+from promptfed.phases import Holdings, Update
 from promptfed.tuning import Tuning
 from tiny import BODY, HEAD, PLAIN, toy_host
 
@@ -100,3 +101,20 @@ def test_a_method_that_splits_body_and_head_refuses_a_tuning_without_a_head(name
 
     with pytest.raises(ValueError, match='needs a tuning with a "head"'):
         METHODS[name](tuning=Headless())
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffold", "feddyn", "fednova", "fedavgm", "fedyogi", "ditto", "apfl", "fedala", "fedamp", "fedmtl"]
+)
+def test_the_scale_of_features_is_sent_in_every_round_and_the_sums_never(name: str) -> None:
+    method = create(f"{name}+head")
+    init = initial(method)
+    counts = torch.bincount(whole().y, minlength=MODEL.classes)
+    hello = method.enroll(MODEL, init, Holdings(lambda: iter([whole()]), lambda: iter([]), counts, {}))
+    state = method.admit(method.begin(MODEL, init, 0), 0, hello, 0)
+    for _ in range(2):
+        sent = method.down(state, 0)
+        assert not torch.equal(sent["scale.std"], init["scale.std"])
+        assert not any(key.startswith("sums.") for key in sent)
+        assert method.start(init, sent, {}, {}).keys() == init.keys()
+        state = method.aggregate(state, [Update(0, sent, method.shared(init), 6)])

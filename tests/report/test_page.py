@@ -163,6 +163,14 @@ def test_what_the_page_says(comparison: Path, make: Make) -> None:
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
 
 
+def test_what_a_comparison_says_of_itself_is_on_the_page(comparison: Path) -> None:
+    file, note = comparison / "table.json", "tuned: 3 trials per row on validation data"
+    rows = json.loads(file.read_text())
+    assert note not in shown(comparison)
+    file.write_text(json.dumps([{**row, "scale": note} for row in rows]))
+    assert shown(comparison).count(f"{comparison.name}: {note}.") == 1
+
+
 def test_the_command(comparison: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = comparison / "new" / "page.html"
     report([comparison], out)

@@ -80,7 +80,7 @@ def race(tmp_path: Path, arms: list[ch.Arm], minutes: float = 1.0, rounds: int =
     pool = Pool("cpu", tmp_path / "log")
     pool.size = 1
     made = ch._Race(plan, pool, time.monotonic())
-    made.arms = arms
+    made.arms, made._load = arms, 0.0
     return made
 
 
@@ -147,3 +147,8 @@ def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path) -> None:
     assert result.numbers["rounds"] == 4
     if found.ranking[0].rounds == 4:  # the same run as in the race
         assert result.metrics["val"] == found.ranking[0].val
+
+
+def test_a_budget_that_is_too_short_for_every_candidate_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--minutes = 0\.002 is too short for every candidate \(head-tune: .*; local"):
+        choose(methods=["head-tune", "local+head"], minutes=0.002, out=tmp_path / "out", **TINY)

@@ -24,6 +24,7 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
+from .fedala import FedAla
 from .fedamp import FedAmp
 from .fedbn import FedBn
 from .feddyn import FedDyn
@@ -75,6 +76,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBn,
     "ditto": Ditto,
     "apfl": Apfl,
+    "fedala": FedAla,
     "fedamp": FedAmp,
     "fedproto": FedProto,
     "fedmtl": FedMtl,

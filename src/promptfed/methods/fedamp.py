@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .. import Batch, Context, Method, Model, Params, State, Update
 from .. import params as P
+from ..tunings.heads import SCALE
 
 _FIRST, _MODEL = "first", "model"
 
@@ -33,6 +34,9 @@ class FedAmp(Method):
         return P.nested(_FIRST, self.shared(init))
 
     def down(self, state: State, client: int) -> Params:
+        return {**self.cloud(state, client), **P.nested(SCALE, P.under(state, SCALE))}
+
+    def cloud(self, state: State, client: int) -> Params:
         """u_i; for a client that has not trained yet the mean of all models, before the first round the initial one."""
         models = P.groups(P.under(state, _MODEL))
         own = models.pop(str(client), None)

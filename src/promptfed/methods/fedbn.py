@@ -5,21 +5,17 @@ are affine maps without statistics of a batch; in transformers it is the layer n
 """
 
 import re
-from typing import ClassVar
 
-from torch import Tensor
-
-from .. import Batch, Context, Method, Model, Params
-from ..tuning import Wrapper
+from .. import Method
+from ..tuning import Transparent
 
 # Layer norms are called norm, norm1, norm_pre; a batch norm, multiplied into its convolution, is a scale and a shift.
 _NORM = re.compile(r"\.norm\w*\.(weight|bias)$|\.(scale|shift)$")
 
 
-class Norms(Wrapper):
+class Norms(Transparent):
     """The tuning that it is around, in which normalisation layers have a role of their own."""
 
-    roles: ClassVar[dict[str, str]] = {}
     about = "private norms"
     backbones = "transformers"
 
@@ -29,18 +25,6 @@ class Norms(Wrapper):
 
     def role_names(self) -> tuple[str, ...]:
         return ("norm", *self.inner.role_names())
-
-    def init(self, model: Model, seed: int) -> Params:
-        return self.inner.init(model, seed)
-
-    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        return self.inner.features(model, params, batch, ctx)
-
-    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
-        return self.inner.head(model, params, features)
-
-    def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        return self.inner.logits(model, params, batch, ctx)
 
 
 class FedBn(Method):

@@ -44,15 +44,15 @@ class FedDyn(Method):
         return {**shared, **P.nested(_H, zero), _CLIENTS: torch.zeros(())}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        return {**state, _CLIENTS: state[_CLIENTS] + 1}
+        return {**super().admit(state, client, hello, round), _CLIENTS: state[_CLIENTS] + 1}
 
     def down(self, state: State, client: int) -> Params:
-        return {name: p for name, p in state.items() if f"{_H}.{name}" in state}
+        sent = super().down(state, client)
+        return {name: p for name, p in sent.items() if name != _CLIENTS and not name.startswith(f"{_H}.")}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """h <- h - alpha / m sum(theta_i - theta^t), theta <- mean(theta_i) - h / alpha; clients count alike."""
-        old = self.down(state, 0)
         mean = P.mean([u.up for u in updates], [1.0] * len(updates))
         share = len(updates) / state[_CLIENTS].clamp(min=len(updates))
-        h = {name: p - self.alpha * share * (mean[name] - old[name]) for name, p in P.under(state, _H).items()}
+        h = {name: p - self.alpha * share * (mean[name] - state[name]) for name, p in P.under(state, _H).items()}
         return {**state, **{name: p - h[name] / self.alpha for name, p in mean.items()}, **P.nested(_H, h)}

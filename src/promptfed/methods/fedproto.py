@@ -57,4 +57,4 @@ class FedProto(Method):
         seen = torch.stack([u.stats[_SEEN] for u in updates]).sum(0)
         new = sums / seen.clamp(min=1)[:, None]
         found = torch.where((seen > 0)[:, None], new, state[_PROTOTYPES])
-        return {_PROTOTYPES: found, _KNOWN: state[_KNOWN].maximum((seen > 0).to(seen.dtype))}
+        return {**state, _PROTOTYPES: found, _KNOWN: state[_KNOWN].maximum((seen > 0).to(seen.dtype))}

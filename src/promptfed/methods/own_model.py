@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from .. import Batch, Context, Method, Model, Params, Phase, State
 from .. import params as P
-from ..tuning import Wrapper
+from ..tuning import GIVEN, Wrapper
 
 _OWN = "own"
 
@@ -22,7 +22,8 @@ class Twin(Wrapper):
 
     def init(self, model: Model, seed: int) -> Params:
         first = self.inner.init(model, seed)
-        return {**first, **P.nested(_OWN, {n: p.clone() for n, p in first.items() if self.inner.role(n) != "private"})}
+        second = {n: p.clone() for n, p in first.items() if self.inner.role(n) not in ("private", GIVEN)}
+        return {**first, **P.nested(_OWN, second)}
 
     def personal(self, params: Params) -> Params:
         """The client's model, under the names of the inner tuning."""
@@ -44,10 +45,8 @@ class _OwnModel(Method):
 
     def start(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
         """A client that has no model of its own yet starts with the received one."""
-        return super().start({**init, **P.nested(_OWN, self.shared_of(down))}, down, private, memory)
-
-    def shared_of(self, down: Params) -> Params:
-        return {name: p for name, p in down.items() if not name.startswith(f"{_OWN}.")}
+        received = {name: p for name, p in P.nested(_OWN, down).items() if name in init}
+        return super().start({**init, **received}, down, private, memory)
 
     def received_loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """Of the shared model."""
@@ -57,7 +56,8 @@ class _OwnModel(Method):
 
     def common(self, state: State) -> Params:
         """The shared model, in both places."""
-        return {**state, **P.nested(_OWN, state)}
+        shared = self.down(state, client=0)
+        return {**shared, **P.nested(_OWN, shared)}
 
 
 class Ditto(_OwnModel):

@@ -23,6 +23,11 @@ class Prompts(Tokens):
     """Prompt tokens and a head on features as they are: the published learning rate is for these."""
 
     standardise: bool = Field(False, description=Tokens.model_fields["standardise"].description)
+    prompt_scale: float = Field(1.0, gt=0, description="scale of the prompts' initial values, relative to VPT's")
+
+    def init(self, model: Model, seed: int) -> Params:
+        made = super().init(model, seed)
+        return {name: self.prompt_scale * p if self.role(name) == "body" else p for name, p in made.items()}
 
 
 class PFedPg(Method):
@@ -42,6 +47,12 @@ class PFedPg(Method):
         "attention",
         description="how prompts are made (Table 4): from the basis by cross-attention with the client's descriptor, "
         "from the descriptor by an MLP, from the basis by AdaIN, the learned basis for all, or the clients' average",
+    )
+
+    attention_init: Literal["unit", "plain"] = Field(
+        "unit",
+        description="attention starts with keys and values of unit scale and W_O = 0, so that clients attend to "
+        "different prompts, or with matrices of equal scale",
     )
 
     # ---- client half
@@ -69,7 +80,13 @@ class PFedPg(Method):
             "adain": dict.fromkeys(("scale", "shift"), (width, width)),
         }.get(self.generator, {})
         state = P.nested("base", base)
-        state |= P.nested("generator", {name: matrix(*shape) for name, shape in shapes.items()})
+        weights = {name: matrix(*shape) for name, shape in shapes.items()}
+        if self.generator == "attention" and self.attention_init == "unit":
+            # Prompts are small, and so would be keys and values made of them: attention would hardly differ.
+            rms = torch.stack([p.square().mean() for p in base.values()]).mean().sqrt()
+            weights |= {name: weights[name] / rms for name in ("key", "value")}
+            weights["out"] = torch.zeros_like(weights["out"])
+        state |= P.nested("generator", weights)
         if shapes:
             state["seed"] = torch.tensor(seed)
         return state

@@ -20,6 +20,7 @@ class Scaffold(Method):
 
     paper = "Karimireddy et al., ICML 2020"
 
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; must be 0")
     server_lr: float = Field(
         1.0, gt=0, description="how far the global model goes to the mean of the local ones (eta_g)"
     )
@@ -67,10 +68,10 @@ class Scaffold(Method):
         return {**shared, **P.nested(_CONTROL, zero), _CLIENTS: torch.zeros(())}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        return {**state, _CLIENTS: state[_CLIENTS] + 1}
+        return {**super().admit(state, client, hello, round), _CLIENTS: state[_CLIENTS] + 1}
 
     def down(self, state: State, client: int) -> Params:
-        return {name: p for name, p in state.items() if name != _CLIENTS}
+        return {name: p for name, p in super().down(state, client).items() if name != _CLIENTS}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """x <- x + eta_g mean(y_i - x), c <- c + |S| / N mean(c_i' - c_i); clients count alike."""

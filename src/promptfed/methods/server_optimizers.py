@@ -28,18 +28,18 @@ class FedAvgM(Method):
         return {**shared, **P.nested(_MOMENTUM, {name: torch.zeros_like(p) for name, p in shared.items()})}
 
     def down(self, state: State, client: int) -> Params:
-        return {name: p for name, p in state.items() if f"{_MOMENTUM}.{name}" in state}
+        moments = (f"{_MOMENTUM}.", f"{_SECOND}.")
+        return {name: p for name, p in super().down(state, client).items() if not name.startswith(moments)}
 
-    def change(self, state: State, updates: list[Update]) -> tuple[Params, Params]:
-        """-> the model x, and Delta: the clients' mean minus x"""
-        old = self.down(state, 0)
-        return old, P.minus(P.mean([u.up for u in updates], [u.n for u in updates]), old)
+    def change(self, state: State, updates: list[Update]) -> Params:
+        """Delta: the clients' mean minus the model x."""
+        return P.minus(P.mean([u.up for u in updates], [u.n for u in updates]), state)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """m <- beta m + Delta, x <- x + eta m"""
-        old, change = self.change(state, updates)
+        change = self.change(state, updates)
         m = {name: self.server_momentum * p + change[name] for name, p in P.under(state, _MOMENTUM).items()}
-        return {**{name: p + self.server_lr * m[name] for name, p in old.items()}, **P.nested(_MOMENTUM, m)}
+        return {**state, **{name: state[name] + self.server_lr * p for name, p in m.items()}, **P.nested(_MOMENTUM, m)}
 
 
 class _Adaptive(FedAvgM):
@@ -62,11 +62,11 @@ class _Adaptive(FedAvgM):
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """m <- beta_1 m + (1 - beta_1) Delta, x <- x + eta m / (sqrt(v) + tau); nothing corrects the bias of m."""
-        (old, change), beta = self.change(state, updates), self.server_momentum
+        change, beta = self.change(state, updates), self.server_momentum
         m = {name: beta * p + (1 - beta) * change[name] for name, p in P.under(state, _MOMENTUM).items()}
         v = {name: self.second(p, change[name].square()) for name, p in P.under(state, _SECOND).items()}
-        new = {name: p + self.server_lr * m[name] / (v[name].sqrt() + self.tau) for name, p in old.items()}
-        return {**new, **P.nested(_MOMENTUM, m), **P.nested(_SECOND, v)}
+        new = {name: state[name] + self.server_lr * p / (v[name].sqrt() + self.tau) for name, p in m.items()}
+        return {**state, **new, **P.nested(_MOMENTUM, m), **P.nested(_SECOND, v)}
 
 
 class FedAdagrad(_Adaptive):

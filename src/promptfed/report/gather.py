@@ -90,6 +90,7 @@ class ReportData:
     problems: list[str] = field(default_factory=list)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)  # label -> row and column, in tables with columns
     against: str = ""  # the row that the others are compared with
+    notes: list[str] = field(default_factory=list)  # what comparisons say of themselves: a small scale, a tuning budget
 
     @property
     def entries(self) -> list[SeedRun]:
@@ -125,8 +126,9 @@ def gather(folders: Sequence[Path], against: str = "") -> ReportData:
     problems: list[str] = []
     places: dict[str, tuple[str, str]] = {}
     bases: list[str] = []
+    notes: list[str] = []
     for folder in folders:
-        for path, label in _runs(folder, problems, places, bases):
+        for path, label in _runs(folder, problems, places, bases, notes):
             if path.resolve() in entries:
                 continue
             found: list[str] = []
@@ -144,17 +146,18 @@ def gather(folders: Sequence[Path], against: str = "") -> ReportData:
     if not entries:
         raise UserError(" ".join(problems).rstrip("."))
     base = against or next((places.get(label, (label,))[0] for label in bases), "")
-    data = ReportData(_grouped(list(entries.values())), list(folders), problems, places, base)
+    data = ReportData(_grouped(list(entries.values())), list(folders), problems, places, base, notes)
     if against and against not in (names := {data.row(group) for group in data.groups}):
         raise unknown("--against", against, names)
     return data
 
 
 def _runs(
-    folder: Path, problems: list[str], places: dict[str, tuple[str, str]], bases: list[str]
+    folder: Path, problems: list[str], places: dict[str, tuple[str, str]], bases: list[str], notes: list[str]
 ) -> list[tuple[Path, str | None]]:
     """The folders of runs, with the labels that a comparison gives them, in the order of its table; adds to `places`
-    where that has columns, and to `bases` the labels that others were compared with."""
+    where that has columns, to `bases` the labels that others were compared with, and to `notes` what it says of
+    itself."""
     if not folder.is_dir():
         raise UserError(f'"{folder}" is not a folder')
     if _is_run(folder):
@@ -169,6 +172,7 @@ def _runs(
         labels = {Row(row["label"], {}, ()).slug: row["label"] for row in table}
         places |= {row["label"]: (row["row"], row["column"]) for row in table if "column" in row}
         bases += [row["against"]["row"] for row in table if "against" in row]
+        notes += dict.fromkeys(f"{folder.name}: {row['scale']}." for row in table if "scale" in row)
     except _BROKEN as error:
         problems.append(f"{folder / 'table.json'} cannot be read: {_why(error)}; labels are the folders' names.")
     order = list(labels)

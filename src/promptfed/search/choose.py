@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,6 @@ class Arm:
     done: int = 0  # rounds
     train: float = 0.0  # seconds of the last round
     evaluate: float = 0.0
-    load: float = 0.0  # seconds before the first round, of the data and the model
 
     @property
     def rates(self) -> dict[str, float]:
@@ -66,10 +66,6 @@ class Arm:
         """The mean over clients after a round, by default the last one that was evaluated."""
         found = self.vals.get(max(self.vals) if round is None else round)
         return float(np.mean(list(found.values()))) if found else 0.0
-
-    def cost(self, rounds: int) -> float:
-        """Expected seconds to go on to this round."""
-        return max(0, rounds - self.done) * self.train + self.evaluate + self.load if rounds > self.done else 0.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,8 @@ class Ranked:
     def word(self) -> str:
         if self.behind is None:
             return ""
+        if self.behind.high < 0:
+            return "ahead then, given up later"
         return "behind" if self.behind.low > 0 else "cannot be told apart"
 
 
@@ -132,7 +130,7 @@ def prepare(
     out: Path,
 ) -> ChoosePlan:
     """Reads and checks everything before the first round."""
-    if not 0 < minutes < float("inf"):
+    if not 0 < minutes < inf:
         raise UserError(f"--minutes = {minutes:g} must be greater than 0")
     if out.exists() and any(out.iterdir()):
         raise UserError(f'--out = "{out}" is not empty; choose another --out')
@@ -211,12 +209,19 @@ class _Race:
         self.board: Board = Board(None, self.table)
         self.left_out = dict(plan.left_out)
         self.arms = [self._arm(name, 1.0) for name in plan.candidates]
+        self._load = (
+            60.0 * plan.minutes
+        )  # seconds before a run's first round: the least so far, as the first one is slow
 
     def _arm(self, name: str, factor: float) -> Arm:
         config = self._plan.candidates[name]
         scaled = {key: float(f"{factor * rate:.4g}") for key, rate in S.rates(config).items()}
         folder = self._plan.folder / f"{name.replace(':', '.').replace('/', '-')}-x{factor:.2g}"
         return Arm(name, factor, S.overlaid(config, scaled), folder)
+
+    def _cost(self, arm: Arm, rounds: int) -> float:
+        """Expected seconds to go on to this round."""
+        return self._load + (rounds - arm.done) * arm.train + arm.evaluate if rounds > arm.done else 0.0
 
     def _left(self) -> float:
         return max(0.0, self._until - time.monotonic())
@@ -226,8 +231,9 @@ class _Race:
         self._train(self.arms, min(_PROBE, rounds), self._left() / 2)
         for arm in self.arms:
             if not arm.vals:
-                self.left_out.setdefault(arm.name, f"{min(_PROBE, rounds)} rounds take more than half of the budget")
-        self.arms = [arm for arm in self.arms if arm.vals]
+                why = "too slow for the budget" if (arm.folder / "config.toml").exists() else "its turn did not come"
+                self.left_out.setdefault(arm.name, f"{why}: the first rounds of all may take half of it")
+        self.arms = [arm for arm in self.arms if arm.vals] or self.arms
         self._drop_slow()
         rungs = [max(_PROBE, -(-rounds // share)) for share in _RUNGS]
         rungs = sorted({min(rung, rounds) for rung in rungs})
@@ -246,9 +252,9 @@ class _Race:
     def _drop_slow(self) -> None:
         """Candidates that could not complete their run within the budget, even alone."""
         rounds, budget = self._plan.config.rounds, 60 * self._plan.minutes
-        slow = {arm.name: arm.load + rounds * arm.train + arm.evaluate for arm in self.arms}
+        slow = {arm.name: self._load + rounds * arm.train + arm.evaluate if arm.vals else inf for arm in self.arms}
         for name, seconds in slow.items():
-            if seconds > budget:
+            if budget < seconds < inf:
                 about = f"its {rounds} rounds would take about {_minutes(seconds)}"
                 self.left_out[name] = f"too slow for the budget of {_minutes(budget)}: {about}"
         kept = [arm for arm in self.arms if slow[arm.name] <= budget]
@@ -259,8 +265,8 @@ class _Race:
 
     def _variants(self, rung: int, share: float) -> list[Arm]:
         """As many learning rates per candidate as the time allows. The list of arms grows by them."""
-        cost = {arm.name: arm.load + rung * arm.train + arm.evaluate for arm in self.arms}
-        left = _SAFE * share * self._pool.size - sum(arm.cost(rung) for arm in self.arms)
+        cost = {arm.name: self._load + rung * arm.train + arm.evaluate for arm in self.arms}
+        left = _SAFE * share * self._pool.size - sum(self._cost(arm, rung) for arm in self.arms)
         for factor in _FACTORS[1:]:
             more = [arm for arm in self.arms if arm.factor == 1.0 and arm.rates]
             left -= sum(cost[arm.name] for arm in more)
@@ -268,7 +274,7 @@ class _Race:
                 break
             for arm in more:
                 made = self._arm(arm.name, factor)
-                made.train, made.evaluate, made.load = arm.train, arm.evaluate, arm.load
+                made.train, made.evaluate = arm.train, arm.evaluate
                 self.arms.append(made)
         return self.arms
 
@@ -277,7 +283,7 @@ class _Race:
         up to an earlier round. None where not a single round is possible."""
         first, least = list(arms), min(2, len(arms))
         while True:
-            costs = [arm.cost(rung) for arm in first]
+            costs = [self._cost(arm, rung) for arm in first]
             if sum(costs) <= _SAFE * share * self._pool.size and max(costs) <= _SAFE * share:
                 return first, rung
             if len(first) > least:
@@ -303,7 +309,7 @@ class _Race:
             def on_round(round: Round) -> bool:
                 if not first:
                     first.append(round.number)
-                    arm.load = max(0.0, time.monotonic() - began - round.train - round.evaluate)
+                    self._load = min(self._load, time.monotonic() - began - round.train - round.evaluate)
                 arm.done, arm.train = round.number, round.train
                 arm.evaluate = round.evaluate or arm.evaluate
                 self.board.draw()
@@ -314,7 +320,7 @@ class _Race:
 
         def end(job: Job, ended: Ended) -> None:
             arm = at_work.pop(job.folder)
-            if ended.error:
+            if ended.error and arm.factor == 1.0:
                 self.left_out[arm.name] = str(ended.error)
             if ended.how == "done":
                 rows = record.read_lines(job.folder)[-1]["aggregated"]["clients"]

@@ -9,7 +9,7 @@ DIR/tuned.toml        the comparison with the chosen settings, for promptfed com
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def _search(plan: TunePlan, console: Console | None) -> Tuned:
             for row in sorted(rows, key=lambda row: len(row.study.trials())):
                 trial = row.study.ask()
                 if trial:
-                    job = row.job(trial)
+                    job = row.job(trial, board.draw)
                     waiting[job.folder] = row, trial
                     board.draw()
                     return job
@@ -121,7 +121,8 @@ def _search(plan: TunePlan, console: Console | None) -> Tuned:
         def end(job: Job, ended: Ended) -> None:
             row, trial = waiting.pop(job.folder)
             row.end(trial, ended)
-            board.say(row.line(trial))
+            if ended.how != "killed":
+                board.say(row.line(trial))
 
         pool.run(take, end)
     chosen = {}
@@ -172,13 +173,14 @@ class _Row:
             else study.Grid(*given)
         )
 
-    def job(self, trial: Trial) -> Job:
+    def job(self, trial: Trial, draw: Callable[[], None]) -> Job:
         config = S.overlaid(self._config, trial.values)
         every = max(config.eval.every, -(-config.rounds // _LOOKS))
         self.now[trial.number] = 0
 
         def on_round(round: Round) -> bool:
             self.now[trial.number] = round.number
+            draw()
             last = round.val is None or round.number == config.rounds
             return last or self.study.report(trial, round.number, round.val or 0.0)
 

@@ -29,6 +29,7 @@ from ..runs import config as C
 from ..server import Line
 
 _COMMAND = [sys.executable, "-c", "from promptfed.search.workers import main; main()"]
+_PATIENCE = 600  # seconds
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,14 @@ def main() -> None:
 
 
 def _train(config: C.Config, folder: Path, view: record.View) -> None:
-    api.execute(api.RunPlan(config, folder, resume=(folder / "config.toml").exists()), view=view)
+    for patience in range(_PATIENCE, -1, -1):
+        try:
+            api.execute(api.RunPlan(config, folder, resume=(folder / "config.toml").exists()), view=view)
+            return
+        except record.Busy:  # the worker of a search that was killed completes its round
+            if not patience:
+                raise
+            time.sleep(1)
 
 
 class _Told:

@@ -53,6 +53,7 @@ def results(data: ReportData) -> dict[str, Any]:
     one_seed = bool(paired) and all(found.seeds == 1 for found in paired)
     return {
         "columns": numbers.columns(data),
+        "notes": data.notes,
         "several_seeds": data.several_seeds,
         "several_tasks": len(tasks(data)) > 1,
         "several_kinds": len(ranks) > 1,
