@@ -195,8 +195,7 @@ def choose(
     """Finds the method that suits a federation best, with its learning rates, on validation data and within a budget of
     minutes; writes a file for run(). By default the candidates are methods that fit the backbone.
 
-    chosen = choose(minutes=10, out="runs/choice", dataset="photos/", partition="domain", backbone="vit-mini")
-    run(chosen.file)
+    choose(minutes=10, out="runs/choice", dataset="photos/", partition="domain", backbone="vit-mini")
     """
     return execute(prepare(preset, settings, methods=methods, minutes=minutes, out=Path(out)))
 

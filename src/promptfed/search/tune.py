@@ -150,8 +150,7 @@ def tune(
     `space` has words such as "method.lr=0.001..0.1" or "method.epochs=1|5"; by default the learning rates of each
     row's method are searched, from a tenth to ten times their values. Called again it goes on with what is not done.
 
-    tuned = tune(methods=["fedvpt", "local+head"], trials=12, out="runs/tuning", dataset="cifar10", rounds=20)
-    compare(tuned.file, out="runs/tuned")
+    tune(methods=["fedvpt", "local+head"], trials=12, out="runs/tuning", dataset="cifar10", rounds=20)
     """
     return execute(prepare(Source(preset, settings, methods, seeds, mini), trials=trials, space=space, out=Path(out)))
 
