@@ -58,3 +58,25 @@ def test_a_run_of_which_no_update_was_used_says_so_everywhere(tmp_path, monkeypa
         assert "no update used" in str(left.value.code)  # and the exit code is 1
     assert "fedavg (no update used)" in (tmp_path / "compare-out/table.md").read_text()
     assert json.loads((tmp_path / "compare-out/table.json").read_text())[0]["unused"]
+
+
+def test_what_is_not_trained_is_evaluated_once_and_has_no_loss(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    small = {"dataset": {"name": "shapes", "limit": 80}, "partition": {"name": "iid", "clients": 2}}
+    result = promptfed.run(method="zero-shot", **small, rounds=3, engine={"workers": 1}, out=tmp_path / "run")
+    assert [line["round"] for line in result.rounds if "aggregated" in line] == [3]
+    said = capsys.readouterr().err
+    assert "loss" not in said
+    assert "slow" not in said
+
+
+def test_an_unfinished_run_and_a_wrong_device_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "run"
+    promptfed.run(**{**FAILING, "rounds": 1}, method={"name": "fedavg", "epochs": 1}, out=folder)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 1", "rounds = 5"))
+    with pytest.warns(UserWarning, match="is not finished: round 1 of 5"):
+        promptfed.load(folder)
+    with pytest.raises(promptfed.UserError, match='--device = "gpu" is unknown'):
+        promptfed.load(folder, device="gpu")

@@ -79,7 +79,8 @@ def split(config: Config, file: Path | None = None) -> Federation:
 def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
     """Which clients train and are evaluated in which rounds."""
     e, join = config.eval, config.join.round
-    return server.Plan(config.rounds, config.fraction, config.seed, e.every, e.after_local, e.pooled, newcomers, join)
+    every = e.every if config.method.method.schedule(1) else config.rounds  # what is not trained stays as it is
+    return server.Plan(config.rounds, config.fraction, config.seed, every, e.after_local, e.pooled, newcomers, join)
 
 
 def pooled(federation: Federation, newcomers: Sequence[int]) -> Federation:
