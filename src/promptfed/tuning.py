@@ -145,6 +145,9 @@ class Wrapper(Tuning):
     def frozen(self, model: Model, x: Tensor) -> Params:
         return self.inner.frozen(model, x)
 
+    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
+        return self.inner.head(model, params, features)
+
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         return self.inner.schedule(phases)
 

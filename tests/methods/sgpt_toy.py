@@ -75,8 +75,11 @@ def cosines(query: Tensor, keys: Tensor) -> np.ndarray:
     return unit(query.double().numpy()) @ unit(keys.detach().double().numpy()).T
 
 
-def pooled(params: Params, x: Tensor, chosen: list[int] | None, shared: bool = True) -> Tensor:
-    """Layer by layer, sample by sample: the mean of cls and the group's tokens behind the final norm."""
+def pooled(
+    params: Params, x: Tensor, chosen: list[int] | None, shared: bool = True, first: int | None = None
+) -> Tensor:
+    """Layer by layer, sample by sample: the mean of cls and the group's tokens behind the final norm; or of so many
+    first ones."""
     found = []
     for i, h in enumerate(MODEL.embed(W, x)):
         cls, groups, standing, patches = h[:1], h[:0], h[:0], h[1:]
@@ -89,7 +92,7 @@ def pooled(params: Params, x: Tensor, chosen: list[int] | None, shared: bool = T
             tokens = torch.cat([cls, groups, standing, patches])[None]
             cls, groups, standing, patches = MODEL.block(W, f"body.blocks.{layer}", tokens)[0].split(sizes)
         assert len(groups) == (0 if chosen is None else LENGTH * 2)
-        found.append(MODEL.norm(W, torch.cat([cls, groups])).mean(0))
+        found.append(MODEL.norm(W, torch.cat([cls, groups])[:first]).mean(0))
     return torch.stack(found)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sgpt_toy import CLASSES, DEPTH, GROUP, HEAD, LENGTH, MODEL, NAME, SHARED, SMALL, WIDTH, G, small
+from sgpt_toy import CLASSES, DEPTH, GROUP, HEAD, LENGTH, MODEL, NAME, SHARED, SMALL, WIDTH, G, W, small
 
 import promptfed
 from promptfed.errors import UserError
@@ -75,6 +75,17 @@ def test_initial_values() -> None:
     for name in (*SHARED, *GROUP, "keys"):
         assert torch.equal(uniform[name], again[name])
         assert not torch.equal(uniform[name], other[name])
+
+
+def test_group_prompts_may_start_around_cls_of_a_blank_image() -> None:
+    uniform, cls = (SharedGroup(**SMALL, initial=kind).init(MODEL, 3) for kind in ("uniform", "cls"))
+    h, states = MODEL.embed(W, torch.zeros(1, *MODEL.image)), {}
+    for layer in range(DEPTH):
+        states[f"group.{layer}"] = h[0, 0]
+        h = MODEL.block(W, f"body.blocks.{layer}", h)
+    for name, p in cls.items():
+        torch.testing.assert_close(p, uniform[name] + states[name] if name in GROUP else uniform[name])
+    assert not torch.allclose(states["group.2"], states["group.4"], atol=1e-2)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4, 16), (5, 5), (1, 3), (7, 3)])

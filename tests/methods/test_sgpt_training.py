@@ -52,6 +52,17 @@ def test_features_are_the_mean_of_cls_and_the_tokens_of_the_group() -> None:
     assert torch.equal(found, method.tuning.features(MODEL, params, batch, context(method.fine_tune())))
 
 
+def test_features_may_be_cls_alone() -> None:
+    """Group prompts are still there, and still make a difference."""
+    method, batch = small(pool="cls"), whole()
+    params = some(method)
+    chosen = cosines(batch.frozen["query"], params["keys"]).argmax(1).tolist()
+    found = method.tuning.features(MODEL, params, batch, context())
+    torch.testing.assert_close(found, pooled(params, batch.x, chosen, first=1), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found, pooled(params, batch.x, chosen), atol=1e-2)
+    assert not torch.allclose(found, pooled(params, batch.x, None), atol=1e-2)
+
+
 def test_block_one_is_a_vit_with_prompts_that_stay() -> None:
     """Eq. 10: no group prompts, plain cross-entropy."""
     method, batch = small(), whole()

@@ -15,6 +15,7 @@ from promptfed.models.clip import CLIP
 from promptfed.params import Params
 from promptfed.phases import Batch, Context, Phase, Update
 from promptfed.training import Samples, Work, train
+from promptfed.tunings.pixels import PixelPrompt
 from promptfed.tunings.transport import transport
 
 MODEL = models.build("clip-mini", (3, 32, 32), 3, 0, ("circle", "square", "star"))
@@ -330,5 +331,15 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_need_a_clip(name: str) -> None:
-    with pytest.raises(UserError, match="text prompts need a CLIP"):
+    with pytest.raises(UserError, match="has no text tower: a CLIP is needed"):
         create(name).tuning.check(models.build("vit-tiny", (3, 32, 32), 3, 0))
+
+
+@pytest.mark.parametrize("name", ["promptfl+pt", "cocoop+pt", "plot+pt", "fedavg+adapter+pt", "fedavg+maple+pt"])
+def test_inside_a_pixel_prompt_they_predict_as_for_the_prompted_image(name: str) -> None:
+    tuning = create(name, {"prompt_size": 2, **({"depth": 2} if "maple" in name else {})}).tuning
+    assert isinstance(tuning, PixelPrompt)
+    params = near(tuning.init(MODEL, 0), 1)
+    prompted = batch_of()._replace(x=X + tuning.canvas(MODEL, params, torch.zeros(2)))
+    expected = tuning.inner.logits(MODEL, params, prompted, context())
+    torch.testing.assert_close(tuning.logits(MODEL, params, batch_of(), context()), expected)

@@ -56,6 +56,18 @@ def test_a_setting_that_one_row_has_is_that_rows() -> None:
     assert prox.config.complete()["method"]["mu"] == 0.25
 
 
+@pytest.mark.parametrize(
+    ("others", "row"),
+    [
+        (("class-mean", "fedvpt", "head-tune"), "centralised+vpt"),
+        (("local+head",), "centralised+head"),
+        (("fedavg", "pfedpt"), "centralised"),
+    ],
+)
+def test_a_centralised_row_tunes_what_the_others_do(others: tuple[str, ...], row: str) -> None:
+    assert [one.label for one in comparison.rows({}, ("centralised", *others))] == [row, *others]
+
+
 def test_a_files_settings_may_be_for_methods_that_are_not_compared_now() -> None:
     of_its_method = {"method": {"name": "pfedpt", "prompt_size": 2}}
     of_its_rows = {"method": {"mu": 0.1}, "compare": {"rows": [{"method": "fedprox"}]}}

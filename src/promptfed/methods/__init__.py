@@ -1,7 +1,7 @@
 """Methods by name: a base, and plug-ins after `+` that replace or wrap its tuning, or fine-tune its result."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import PydanticUserError, ValidationError
@@ -187,6 +187,17 @@ def reference(name: str) -> type[Method] | None:
     head = name.split("+")[0]
     kind = METHODS.get(ALIASES.get(head, head).split("+")[0])
     return kind if kind and kind.reference else None
+
+
+def pooled(others: Iterable[str]) -> str:
+    """The centralised row of a comparison with these methods: it tunes what the first of them does that names a tuning
+    which others can have, or all weights."""
+    for name in others:
+        plugins = "+".join([ALIASES.get(part, part) for part in name.split("+")]).split("+")[1:]
+        for plugin in plugins:
+            if plugin in TUNINGS:
+                return f"centralised+{plugin}"
+    return "centralised"
 
 
 def _declares(kind: type[Method], setting: str) -> bool:

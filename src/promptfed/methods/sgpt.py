@@ -23,7 +23,7 @@ from ..models import ViT
 from ..seeding import torch_rng
 from ..tuning import FEATURES, as_vit
 from ..tunings.heads import SCALE, LinearHead, moments, scaled, scaling
-from ..tunings.tokens import uniform
+from ..tunings.tokens import blank_cls, uniform
 
 BLOCK_I, BLOCK_II = "shared", "group"  # phases of a round
 _ALONE = f"{SCALE}.alone"  # of features without group prompts, which Block I trains on
@@ -55,8 +55,13 @@ class SharedGroup(LinearHead):
         False, description="also apply the final norm to a query of fewer layers (the authors' code)"
     )
     query_relu: bool = Field(False, description="apply a ReLU to the query (the authors' code)")
-    initial: Literal["uniform", "code"] = Field(
-        "uniform", description="prompts start uniform, or shared ones at zero as in the authors' code"
+    initial: Literal["uniform", "code", "cls"] = Field(
+        "uniform",
+        description="prompts start uniform, shared ones at zero as in the authors' code, or group prompts around the "
+        "class token of a blank image at their layer",
+    )
+    pool: Literal["mean", "cls"] = Field(
+        "mean", description="the head sees the mean of cls and the tokens of group prompts, or cls alone"
     )
 
     def role_names(self) -> tuple[str, ...]:
@@ -88,6 +93,9 @@ class SharedGroup(LinearHead):
             params = {name: torch.zeros_like(p) for name, p in params.items()}
         if self.group_layers:
             params |= {f"group.{i}": uniform(vit, g, self.groups, self.prompt_length) for i in self.group_layers}
+            if self.initial == "cls":
+                states = blank_cls(vit, model.weights, max(self.group_layers) + 1)
+                params |= {f"group.{i}": states[i] + params[f"group.{i}"].to(states[i]) for i in self.group_layers}
             width = params[f"group.{self.group_layers[0]}"].shape[-1]
             params["keys"] = orthogonal(self.groups, width, torch_rng(seed, "keys"))
         if self.standardise and self.two_scales:
@@ -139,14 +147,15 @@ class SharedGroup(LinearHead):
 
     def prompted(self, model: Model, params: Params, batch: Batch, chosen: Tensor | None) -> Tensor:
         """Features (B, width): the mean of cls and the tokens of the chosen groups (B,), after the final norm. Without
-        groups: cls."""
+        groups, or with `pool = "cls"`: cls."""
         vit, weights = as_vit(model), model.weights
         prompts = {i: params[f"shared.{i}"] for i in self.shared_layers}
         first_tokens = 1
         if chosen is not None:
             prompts |= {i: params[f"group.{i}"][chosen] for i in self.group_layers}  # (B, length, width) each
-            # Prompts of later layers stand before those of earlier ones, so that group prompts directly follow cls.
-            first_tokens += self.prompt_length * len(self.group_layers)
+            if self.pool == "mean":
+                # Prompts of later layers stand before those of earlier ones: group prompts directly follow cls.
+                first_tokens += self.prompt_length * len(self.group_layers)
         if "hidden" in batch.extra:
             h, start = batch.extra["hidden"], min(self.group_layers)
         else:

@@ -71,7 +71,8 @@ def rows(
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
     columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
-    named = [_of_method(method) for method in methods]
+    others = [method for method in methods if isinstance(method, str) and method != "centralised"]
+    named = [_of_method(M.pooled(others) if method == "centralised" else method) for method in methods]
     found = []
     for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
         for column in columns:

@@ -16,6 +16,7 @@ from ..models.base import dense, normal
 from ..models.text import Sentences
 from ..seeding import torch_rng
 from ..tuning import as_clip
+from .tokens import blank_cls
 
 
 class Maple(Tuning):
@@ -71,14 +72,12 @@ class Maple(Tuning):
         made = P.to(made, model.weights["body.scale"].device)
         return self.centred(model, made) if self.map_init == "blank" else made
 
-    @torch.no_grad()
     def centred(self, model: Model, params: Params) -> Params:
         """With biases that make cls of a blank image, at each of its layers, the mean of the image prompts there."""
-        tower, moved = image_tower(model), dict(params)
-        h = tower.embed(model.weights, torch.zeros(1, *model.image, device=params["context"].device))
-        for i, prompts in enumerate(self.image_prompts(params).values()):
-            moved[f"map.{i}.bias"] = params[f"map.{i}.bias"] + h[0, 0] - prompts.mean(0)
-            h = tower.encode(model.weights, h, start=i, stop=i + 1)
+        moved = dict(params)
+        states = blank_cls(image_tower(model), model.weights, self.depth)
+        for i, prompts in self.image_prompts(params).items():
+            moved[f"map.{i}.bias"] = params[f"map.{i}.bias"] + states[i] - prompts.mean(0)
         return moved
 
     def embed(self, model: Model, x: Tensor) -> Tensor:

@@ -86,6 +86,17 @@ class TokenPrompt(PrivatePrompt):
         return self.inner.features(model, params, batch._replace(tokens=params["prompt.tokens"]), ctx)
 
 
+@torch.no_grad()
+def blank_cls(tower: ViT, weights: Params, layers: int) -> list[Tensor]:
+    """cls (width,) of a blank image at the input of each of the first layers."""
+    h = tower.embed(weights, torch.zeros(1, *tower.image, device=weights[f"{tower.at}.cls"].device))
+    found = []
+    for i in range(layers):
+        found.append(h[0, 0])
+        h = tower.encode(weights, h, start=i, stop=i + 1)
+    return found
+
+
 def uniform(model: ViT, g: torch.Generator, *shape: int) -> Tensor:
     """(*shape, width): prompt tokens as VPT initialises them."""
     width = model.weights[f"{model.at}.cls"].shape[-1]
