@@ -331,7 +331,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_need_a_clip(name: str) -> None:
-    with pytest.raises(UserError, match="text prompts need a CLIP"):
+    with pytest.raises(UserError, match="has no text tower: a CLIP is needed"):
         create(name).tuning.check(models.build("vit-tiny", (3, 32, 32), 3, 0))
 
 

@@ -132,10 +132,12 @@ def test_the_ranking_says_what_the_clients_can_tell(tmp_path: Path) -> None:
 # ---- all of it
 
 
-def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    found = choose(methods=["class-mean", "head-tune", "local+head"], minutes=2, out=tmp_path / "out", **TINY)
-    assert time.monotonic() - begun < 130
+def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ch, "_FACTORS", (1.0, 3.0))
+    # Far more time than is needed: what is done must not depend on how busy the machine is.
+    found = choose(methods=["class-mean", "head-tune", "local+head"], minutes=30, out=tmp_path / "out", **TINY)
+    assert found.seconds < 30 * 60
+    assert found.ranking[0].rounds == 4
     values = [one.val for one in found.ranking]
     assert {one.method for one in found.ranking} == {"class-mean", "head-tune", "local+head"}
     assert values[0] == max(one.val for one in found.ranking if one.rounds == found.ranking[0].rounds)
@@ -145,8 +147,7 @@ def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path) -> None:
     result = run(found.file, out=tmp_path / "run")
     assert result.numbers["method"] == found.ranking[0].method
     assert result.numbers["rounds"] == 4
-    if found.ranking[0].rounds == 4:  # the same run as in the race
-        assert result.metrics["val"] == found.ranking[0].val
+    assert result.metrics["val"] == pytest.approx(found.ranking[0].val)  # the same run as in the race
 
 
 def test_a_budget_that_is_too_short_for_every_candidate_is_told_so(tmp_path: Path) -> None:

@@ -184,7 +184,12 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
         if key not in record.ADJUSTABLE:
             allowed = ", ".join(sorted(record.ADJUSTABLE))
             raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {allowed})")
-    config = C.make(C.read(file), *changes)
+    recorded = C.read(file)
+    try:
+        C.make(recorded)
+    except UserError as error:  # not of what was asked for now
+        raise UserError(f'"{file}" was changed or damaged: {error}') from None
+    config = C.make(recorded, *changes)
     done = len(record.read_lines(out))
     if config.rounds < done:
         raise UserError(f"rounds = {config.rounds} must be at least the {done} rounds that the run has completed")
