@@ -114,3 +114,12 @@ def test_one_tensor_under_two_names_is_sent_under_both() -> None:
     w = torch.tensor([1.0, 2.0])
     found, _ = unpack(pack({"own": w, "mean.own": w}))
     assert found["own"].tolist() == found["mean.own"].tolist() == [1, 2]
+
+
+def test_tensors_come_back_in_one_order_and_aligned() -> None:
+    """Sums round by their order, and products by alignment: what is read twice must give the same bits."""
+    blob = pack({f"descriptor.{i}": torch.full((3,), float(i)) for i in range(40)})
+    for _ in range(5):
+        tensors, _note = unpack(blob)
+        assert list(tensors) == sorted(tensors)
+        assert all(p.data_ptr() % 64 == 0 for p in tensors.values())

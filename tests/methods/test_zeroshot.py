@@ -27,5 +27,5 @@ def test_zero_shot_is_clips_own_prediction_and_sends_nothing(tmp_path) -> None:
 
 
 def test_zero_shot_needs_a_clip() -> None:
-    with pytest.raises(UserError, match="zero-shot needs a CLIP"):
+    with pytest.raises(UserError, match="cannot predict untrained: a CLIP is needed"):
         create("zero-shot").tuning.check(vit((3, 8, 8), 4, 0, width=8, depth=1, heads=1))

@@ -371,7 +371,8 @@ def call(monkeypatch):
     return of
 
 
-def test_predict_in_all_formats(runs, call, tmp_path):
+def test_predict_in_all_formats(runs, call, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # a narrow terminal folds long paths
     folder, files = runs["fedper"].folder, runs.files[:3]
     expected = serving.load(folder, client=2).predict(files)
     told = json.loads(call("predict", folder, "--client", 2, *files, "--format", "json", "--top", 2))

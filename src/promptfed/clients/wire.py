@@ -30,4 +30,8 @@ def unpack(blob: bytes) -> tuple[Params, dict[str, Any]]:
         return {}, {}
     size = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + size])
-    return dict(load(blob)), json.loads(header["__metadata__"][_NOTE])
+    note = json.loads(header.pop("__metadata__")[_NOTE])
+    tensors = load(blob)
+    # In the blob's order and in torch's own memory: the library's order and the alignment within a blob vary from
+    # call to call, and sums and products round by them.
+    return {name: tensors[name].clone() for name in header}, note

@@ -136,8 +136,8 @@ class PFedPg(Method):
 
 
 def _mean_descriptor(state: State, otherwise: Tensor) -> Tensor:
-    known = list(P.under(state, "descriptor").values())
-    return torch.stack(known).mean(0) if known else otherwise
+    known = P.under(state, "descriptor")  # a state read from a file has another order: added in that of clients
+    return torch.stack([known[client] for client in sorted(known, key=int)]).mean(0) if known else otherwise
 
 
 def _attention(weights: Params, base: Tensor, own: Tensor) -> Tensor:
