@@ -32,6 +32,6 @@ def unpack(blob: bytes) -> tuple[Params, dict[str, Any]]:
     header = json.loads(blob[8 : 8 + size])
     note = json.loads(header.pop("__metadata__")[_NOTE])
     tensors = load(blob)
-    # In the blob's order and in torch's own memory: the library's order and the alignment within a blob vary from
-    # call to call, and sums and products round by them.
-    return {name: tensors[name].clone() for name in header}, note
+    # By name and in torch's own memory: the library's order and the alignment within a blob vary from call to call,
+    # and sums and products round by them.
+    return {name: tensors[name].clone() for name in sorted(header)}, note
