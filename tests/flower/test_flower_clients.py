@@ -33,9 +33,11 @@ def test_every_method_ends_with_the_bits_and_bytes_of_the_local_engine(name, tmp
         held = [hosts[0].store.get(client, as_of) for client in clients.ids() for as_of in (2, 3)]
     with case.clients() as (local, _):
         same(found, go(case, local, every=2))
+    if name == "ditto":  # its two models begin alike, and one step on one batch takes both to the same place
+        held = held[1::2]
     kept = [value for state in held for value in private_values(state)]
-    if len(case.method.shared(case.init)) < len(case.init) or privacy == "sealed":
-        assert len(kept) >= 2 * len(FEW)
+    if any(map(case.method.stays, case.init)) or privacy == "sealed":
+        assert len(kept) >= len(held)
     for said in grid.said:  # every byte that left a node
         for value in kept:
             assert value not in said
