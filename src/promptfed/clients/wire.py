@@ -30,8 +30,8 @@ def unpack(blob: bytes) -> tuple[Params, dict[str, Any]]:
         return {}, {}
     size = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + size])
-    note = json.loads(header.pop("__metadata__")[_NOTE])
+    note = json.loads(header["__metadata__"][_NOTE])
     tensors = load(blob)
     # By name and in torch's own memory: the library's order and the alignment within a blob vary from call to call,
     # and sums and products round by them.
-    return {name: tensors[name].clone() for name in sorted(header)}, note
+    return {name: tensors[name].clone() for name in sorted(tensors)}, note
