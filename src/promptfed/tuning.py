@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
@@ -49,8 +50,9 @@ class Tuning(BaseModel):
     def check(self, model: Model) -> None:
         """Raises UserError if this tuning cannot enter this model."""
 
+    @abstractmethod
     def init(self, model: Model, seed: int) -> Params:
-        raise NotImplementedError
+        """What is trained, at its start: by name, the same for all clients."""
 
     def frozen_name(self, model: Model) -> str:
         """The name of what frozen() returns: equal names mean equal values. Empty if it returns nothing."""
@@ -139,6 +141,9 @@ class Wrapper(Tuning):
     def check(self, model: Model) -> None:
         self.inner.check(model)
 
+    def init(self, model: Model, seed: int) -> Params:
+        return self.inner.init(model, seed)
+
     def frozen_name(self, model: Model) -> str:
         return self.inner.frozen_name(model)
 
@@ -170,14 +175,8 @@ class Transparent(Wrapper):
 
     roles = {}
 
-    def init(self, model: Model, seed: int) -> Params:
-        return self.inner.init(model, seed)
-
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return self.inner.features(model, params, batch, ctx)
-
-    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
-        return self.inner.head(model, params, features)
 
     def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return self.inner.logits(model, params, batch, ctx)
@@ -200,9 +199,9 @@ class PrivatePrompt(Wrapper):
     def init(self, model: Model, seed: int) -> Params:
         return {**self.start(model, seed), **self.inner.init(model, seed)}
 
+    @abstractmethod
     def start(self, model: Model, seed: int) -> Params:
         """The prompt's initial value, the same for all clients."""
-        raise NotImplementedError
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         optimizer = Optimizer(lr=self.prompt_lr, momentum=self.prompt_momentum)

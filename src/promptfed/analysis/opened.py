@@ -29,16 +29,11 @@ from . import Options
 MOST = 10  # clients that are looked at unless some are named
 
 
-class Bare(Tuning):
+class Bare(Wrapper):
     """Another tuning without what enters the image or the layers: its head, on features of the image alone."""
-
-    of: Tuning
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return scaled(params, model.features({**model.weights, **params}, batch.x))
-
-    def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
-        return self.of.head(model, params, features)
 
 
 def unprompted(tuning: Tuning) -> Tuning:
@@ -132,7 +127,7 @@ class Opened(Run):
     def bare(self, work: Work, params: Params) -> Tuning | None:
         """The client's tuning without prompts; None where none enters the images."""
         probe = replace(self.samples(self.federation.dataset.images[:2]), frozen={})
-        bare = Bare(of=self.method.tuning)
+        bare = Bare(inner=self.method.tuning)
         if self.mixes or np.allclose(self.features(work, params, probe), self.features(work, params, probe, bare)):
             return None
         return bare

@@ -1,5 +1,6 @@
 """Ways to split a dataset among clients."""
 
+from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
@@ -45,9 +46,9 @@ class Partition(BaseModel):
             raise ValueError("must be three shares of at least 0 that sum to 1, the first above 0")
         return split
 
+    @abstractmethod
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         """Indices into the dataset for every client, disjoint."""
-        raise NotImplementedError
 
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         """Train, validation and test indices for every client: what was assigned, split within each class."""

@@ -4,6 +4,8 @@ The last three are of Reddi et al., "Adaptive Federated Optimization" (ICLR 2021
 their numbers of samples, as in FedAvg.
 """
 
+from abc import abstractmethod
+
 import torch
 from pydantic import Field
 
@@ -51,9 +53,9 @@ class _Adaptive(FedAvgM):
     server_momentum: float = Field(0.9, ge=0, lt=1, description="decay of the server's first moment (beta_1)")
     tau: float = Field(1e-3, gt=0, description="adaptivity of the server: added to the root of the second moment")
 
+    @abstractmethod
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """The new v, given the old one and Delta^2."""
-        raise NotImplementedError
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
         """The shared parameters, and momentum.* and second.* of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -34,9 +35,9 @@ class OverPatches(TextContext):
                 f'backbone.name = "{model.name}": features of patches need a CLIP whose image tower is a transformer'
             )
 
+    @abstractmethod
     def contexts(self, params: Params) -> Sequence[Tensor]:
         """N contexts, (L, width) each."""
-        raise NotImplementedError
 
     def mass(self) -> float:
         """What is transported in total, of 1 / V for each of V patches."""
