@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from promptfed.runs.comparison import Row
+from promptfed.runs.rows import Row
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ def test_commands_and_files_that_are_named_exist(name):
 @pytest.mark.parametrize("name", PAGES)
 def test_configurations_that_are_shown_are_valid(name, tmp_path):
     from promptfed.runs.api import without_compare
-    from promptfed.runs.comparison import plan, rows
+    from promptfed.runs.rows import plan, rows
 
     for text in blocks(name, "toml"):
         (tmp_path / "shown.toml").write_text(text)
@@ -154,7 +154,7 @@ def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)
 def test_experiments_are_valid(path, tmp_path):
     from promptfed.runs.api import without_compare
-    from promptfed.runs.comparison import plan, rows
+    from promptfed.runs.rows import plan, rows
 
     table = C.read(path)
     assert plan([without_compare(table)], rows(table["compare"]), tmp_path)

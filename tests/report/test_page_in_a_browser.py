@@ -20,7 +20,7 @@ from PIL import Image
 from limits import HANG
 from promptfed.report import page
 from promptfed.runs.api import Result
-from promptfed.runs.comparison import Row
+from promptfed.runs.rows import Row
 
 Make = Callable[..., Result]
 CHROMIUM = next(

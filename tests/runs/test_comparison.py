@@ -9,7 +9,7 @@ import pytest
 
 from promptfed import compare
 from promptfed.errors import UserError
-from promptfed.runs import api, comparison
+from promptfed.runs import api, comparison, rows
 from promptfed.runs import config as C
 
 TINY: dict[str, Any] = {
@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def planned(given: dict[str, Any], methods: tuple[str, ...], file: dict[str, Any] | None = None) -> Any:
     spec = (file or {}).get("compare", {})
     common = [api.without_compare(file or {}), C.undot(given.items())]
-    return comparison.plan(common, comparison.rows(spec, methods), Path("x"), comparison.named(spec))
+    return rows.plan(common, rows.rows(spec, methods), Path("x"), rows.named(spec))
 
 
 # ---- settings
@@ -65,7 +65,7 @@ def test_a_setting_that_one_row_has_is_that_rows() -> None:
     ],
 )
 def test_a_centralised_row_tunes_what_the_others_do(others: tuple[str, ...], row: str) -> None:
-    assert [one.label for one in comparison.rows({}, ("centralised", *others))] == [row, *others]
+    assert [one.label for one in rows.rows({}, ("centralised", *others))] == [row, *others]
 
 
 def test_a_files_settings_may_be_for_methods_that_are_not_compared_now() -> None:
@@ -204,7 +204,7 @@ def test_a_table_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_small_scale_is_told_with_its_data_and_rounds() -> None:
-    found = comparison.rows(
+    found = rows.rows(
         {
             "rows": [{"method": "fedavg"}],
             "columns": [
@@ -215,7 +215,7 @@ def test_a_small_scale_is_told_with_its_data_and_rounds() -> None:
         },
         mini={"dataset": "digits", "rounds": 2},
     )
-    jobs = comparison.plan([{}], found, Path("x"))
+    jobs = rows.plan([{}], found, Path("x"))
     done = dict.fromkeys(("fedavg, CIFAR-10", "fedavg, Office"))
     assert comparison.scale(jobs, done, "/somewhere/pfedpg/table4.toml") == (
         "at the small scale of pfedpg/table4.toml: digits, shapes, 1 to 2 rounds; labels are those of the full scale"

@@ -13,7 +13,7 @@ from promptfed.errors import UserError
 from promptfed.models import BACKBONES
 from promptfed.models.pretrained.known import KNOWN, fresh
 from promptfed.params import numel
-from promptfed.runs import api, comparison, dryrun
+from promptfed.runs import api, dryrun, rows
 from promptfed.runs import config as C
 from promptfed.runs.api import small
 
@@ -28,10 +28,10 @@ PAPERS = {
 }
 
 
-def jobs(path: Path, mini: bool, **given: object) -> list[comparison.Job]:
+def jobs(path: Path, mini: bool, **given: object) -> list[rows.Job]:
     source = C.read(path)
-    found = comparison.rows(source["compare"], mini=small(source) if mini else None)
-    return comparison.plan([api.without_compare(source), C.undot(given.items())], found, Path("x"))
+    found = rows.rows(source["compare"], mini=small(source) if mini else None)
+    return rows.plan([api.without_compare(source), C.undot(given.items())], found, Path("x"))
 
 
 def test_every_table_has_a_file() -> None:

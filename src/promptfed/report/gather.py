@@ -18,8 +18,8 @@ from ..errors import UserError, unknown
 from ..method import Method
 from ..methods import reference
 from ..runs import record, statistics
-from ..runs.comparison import Row
 from ..runs.opened import Run
+from ..runs.rows import Row
 
 _FILES = ("config.toml", "rounds.jsonl", "result.json")  # any of them makes a folder a run
 _BROKEN = (UserError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)

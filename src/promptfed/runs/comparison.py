@@ -1,195 +1,33 @@
 """Several methods and seeds on the same partition, in one table.
 
 Every (row, seed) is an ordinary run in a folder of its own, so an interrupted comparison goes on where it stopped, and
-the same command started twice shares the work: each process takes the runs that no other holds. Settings go over each
-other in this order: the file's, those of a column, given ones, those of the row; at the small scale also [mini] and the
-`mini` of column and row (mini = false leaves it out), of which each run takes what its method and partition have.
+the same command started twice shares the work: each process takes the runs that no other holds.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from .. import methods as M
 from ..data import Federation
-from ..errors import UserError, nearest, unknown
+from ..errors import UserError, unknown
 from ..method import Method
 from . import api, build, dryrun, record, sheets, tables
 from . import config as C
-from .api import Result, method_settings, shrunk, small
+from .api import Result, small
 from .progress import Live
 from .record import Busy, View
+from .rows import Job, Row, Table, budget, named, plan, rows
 
-Table = dict[str, Any]
 TUNING = "tuning"  # the folder in a comparison's where it was tuned
-
-
-@dataclass(frozen=True)
-class Row:
-    label: str
-    settings: Table
-    seeds: tuple[int, ...]
-    column: Table = field(default_factory=dict)  # over the file's settings, under those that are given
-    mini: tuple[Table, ...] = ()  # over everything, each over the ones before it
-    place: tuple[str, str] = ("", "")  # where a table with columns has it: the labels of its row and column
-    tuned: Table | None = None  # chosen on validation data, over everything
-
-    @property
-    def slug(self) -> str:
-        return re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
-
-
-@dataclass(frozen=True)
-class Job:
-    row: Row
-    seed: int
-    config: C.Config
-    folder: Path
-
-
-def rows(
-    spec: Mapping[str, Any],
-    methods: Sequence[str | type[Method]] = (),
-    seeds: Sequence[int] = (),
-    mini: Mapping[str, Any] | None = None,
-) -> list[Row]:
-    """The rows of a [compare] table, or one for each method named; in every column. `mini`: the file's [mini]."""
-    for key in spec:
-        if key not in ("seeds", "rows", "columns", "tuned"):
-            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns, tuned)")
-    tuned = _tuned(spec, mini is not None)
-    over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
-    default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
-    columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
-    others = [method for method in methods if isinstance(method, str) and method != "centralised"]
-    named = [_of_method(M.pooled(others) if method == "centralised" else method) for method in methods]
-    found = []
-    for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
-        for column in columns:
-            if mini is not None and (row.mini is None or column.mini is None):
-                continue
-            own = default if mini is not None or row.seeds is None else _seeds(seeds or row.seeds)
-            scale = () if mini is None else (C.undot(over.items()), column.mini or {}, row.mini or {})
-            label = f"{row.label}, {column.label}" if column.label else row.label
-            place = (row.label, column.label) if column.label else ("", "")
-            found.append(Row(label, row.settings, own, column.settings, scale, place, tuned.get(label)))
-    if not found:
-        raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
-    slugs = [row.slug for row in found]
-    if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
-        raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
-    return found
-
-
-def _tuned(spec: Mapping[str, Any], mini: bool) -> Mapping[str, Table]:
-    """The settings that promptfed tune has chosen, by label."""
-    tuned = spec.get("tuned", {})
-    if tuned and bool(tuned.get("mini")) is not mini:
-        raise UserError(
-            "compare.tuned: the settings were chosen at the small scale; compare with --mini"
-            if tuned.get("mini")
-            else "compare.tuned: the settings were chosen at the full scale; compare without --mini"
-        )
-    found: Mapping[str, Table] = tuned.get("rows", {})
-    return found
-
-
-def budget(spec: Mapping[str, Any], rows: Iterable[Row]) -> str:
-    """What a table of tuned rows has to say of itself. Else empty."""
-    if "tuned" not in spec:
-        return ""
-    trials = spec["tuned"]["trials"]
-    without = ", ".join(row.label for row in rows if row.tuned is None)
-    text = f"tuned: {trials} trial{'s' if trials != 1 else ''} per row on validation data"
-    return text + (f"; not tuned: {without}" if without else "")
-
-
-class _Part(NamedTuple):
-    """A row or a column as a file has it."""
-
-    label: str
-    settings: Table
-    mini: Table | None  # None: not at the small scale
-    seeds: Any
-
-
-def _of_method(method: str | type[Method]) -> _Part:
-    if isinstance(method, str):
-        return _Part(method, {"method": {"name": method}}, {}, None)
-    return _Part(method.__name__, {"method": {"name": api.class_name(method)}}, {}, None)
-
-
-def _part(table: Mapping[str, Any], kind: str) -> _Part:
-    settings = C.undot((key, value) for key, value in table.items() if key not in ("label", "seeds", "mini"))
-    label = table.get("label") or (settings.get("method", {}).get("name") if kind == "rows" else None)
-    if not label:
-        raise UserError(f"compare.{kind}: each needs a label" + " or the name of a method" * (kind == "rows"))
-    mini = table.get("mini", {})
-    if not isinstance(mini, Mapping) and mini is not False:
-        raise UserError(f'compare.{kind}: mini = {mini!r} of "{label}" must be a table of settings, or false')
-    return _Part(label, settings, C.undot(mini.items()) if mini is not False else None, table.get("seeds"))
-
-
-def _seeds(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, Sequence) or not values or not all(isinstance(seed, int) for seed in values):
-        raise UserError(f"compare.seeds = {values!r} must be a list of whole numbers")
-    if len(set(values)) < len(values):
-        raise UserError(f"compare.seeds = {list(values)} must be different numbers")
-    return tuple(values)
-
-
-def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, others: Iterable[str] = ()) -> list[Job]:
-    """All runs, validated before the first one starts: every row with its first seed, then the second seeds.
-
-    Of the common settings the first table is the file's, over which columns go; the others are given. `others`:
-    methods that are not compared now, though the file's settings may be meant for them."""
-    file, given = common[0], common[1:]
-    # All else is checked with the rows, whose methods and columns it belongs to.
-    base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
-    jobs = []
-    methods: set[str] = set()
-    compared = {row.settings["method"]["name"] for row in rows if "name" in row.settings.get("method", {})}
-    for turn in range(max(len(row.seeds) for row in rows)):
-        for row in (row for row in rows if turn < len(row.seeds)):
-            seed, partition = row.seeds[turn], {"seed": base.split_seed, **row.settings.get("partition", {})}
-            tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
-            whole = C.merge(*tables)
-            scaled = shrunk(tables, row.mini, given) if row.mini else whole
-            config = C.make(C.fitted(scaled, compared), row.tuned or {})
-            jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
-            methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
-    taken = {key for name in methods for key in M.fields(name)}
-    aside = [*others, *([file["method"]["name"]] if "name" in file.get("method", {}) else [])]
-    _check_taken([file], taken | {key for name in aside for key in M.fields(name)})
-    _check_taken(given, taken)
-    _check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
-    return jobs
-
-
-def _check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
-    """A row's method takes those of the common settings that it has. What no row takes is a mistake."""
-    for key in (key for table in tables for key in table.get("method", {})):
-        if key not in known | {"name"}:
-            raise UserError(
-                f"method.{key} is not a setting of any method that is compared{nearest(key, known)} "
-                f"(allowed: {', '.join(sorted(known))})"
-            )
-
-
-def named(spec: Mapping[str, Any]) -> list[str]:
-    """The methods of a file's rows."""
-    names = (_part(table, "rows").settings.get("method", {}).get("name") for table in spec.get("rows", ()))
-    return [name for name in names if name]
 
 
 # ---- before the first run

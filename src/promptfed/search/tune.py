@@ -21,6 +21,7 @@ from .. import files
 from ..errors import UserError
 from ..runs import api, comparison, record
 from ..runs import config as C
+from ..runs.rows import Job as Planned
 from . import space as S
 from . import study, workers
 from .board import Board, percent
@@ -45,13 +46,13 @@ class Source:
 @dataclass(frozen=True)
 class TunePlan:
     source: Source
-    jobs: list[comparison.Job]  # the first seed of each row
+    jobs: list[Planned]  # the first seed of each row
     spaces: dict[str, S.Space]  # by label; empty: nothing to tune
     trials: int
     folder: Path
 
     @property
-    def tuned(self) -> list[comparison.Job]:
+    def tuned(self) -> list[Planned]:
         return [job for job in self.jobs if self.spaces[job.row.label]]
 
 
@@ -158,7 +159,7 @@ def tune(
 class _Row:
     """The search for one row."""
 
-    def __init__(self, job: comparison.Job, plan: TunePlan, optuna: bool) -> None:
+    def __init__(self, job: Planned, plan: TunePlan, optuna: bool) -> None:
         self.label, self._config = job.row.label, job.config
         self._folder = plan.folder / job.row.slug
         self._space = plan.spaces[self.label]
