@@ -82,6 +82,11 @@ class Tuning(BaseModel):
         return phases
 
     @property
+    def draws(self) -> bool:
+        """Whether features depend on a batch's noise."""
+        return False
+
+    @property
     def collects(self) -> bool:
         """Whether clients send sums() before the first round."""
         return False
@@ -157,6 +162,10 @@ class Wrapper(Tuning):
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         return self.inner.schedule(phases)
+
+    @property
+    def draws(self) -> bool:
+        return self.inner.draws
 
     @property
     def collects(self) -> bool:
