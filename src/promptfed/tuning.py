@@ -14,8 +14,9 @@ from .models import CLIP, Model, ViT
 from .params import Params
 from .phases import Batch, Context, Optimizer, Phase
 
-GIVEN = "given"  # the role of values that the server computes: clients receive them, and neither train nor send them
-
+# Roles of values that are neither trained nor sent by clients.
+GIVEN = "given"  # the server computes them, and clients receive them
+FROZEN = "frozen"  # every client has them from init(), and they stay so
 
 NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
 NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
@@ -26,8 +27,9 @@ class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
     Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
-    "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, and one
-    whose role is "given" is computed by the server from sums that clients send before the first round.
+    "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, one whose
+    role is "given" is computed by the server from sums that clients send before the first round, and one whose role is
+    "frozen" keeps its initial value everywhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

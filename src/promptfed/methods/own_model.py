@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from .. import Batch, Context, Method, Model, Params, Phase, State
 from .. import params as P
-from ..tuning import GIVEN, Wrapper
+from ..tuning import FROZEN, GIVEN, Wrapper
 
 _OWN = "own"
 
@@ -22,7 +22,7 @@ class Twin(Wrapper):
 
     def init(self, model: Model, seed: int) -> Params:
         first = self.inner.init(model, seed)
-        second = {n: p.clone() for n, p in first.items() if self.inner.role(n) not in ("private", GIVEN)}
+        second = {n: p.clone() for n, p in first.items() if self.inner.role(n) not in ("private", GIVEN, FROZEN)}
         return {**first, **P.nested(_OWN, second)}
 
     def personal(self, params: Params) -> Params:
