@@ -271,8 +271,8 @@ class _Race:
         self.arms = kept
 
     def _variants(self, rung: int, share: float) -> list[Arm]:
-        """Other learning rates of the candidates, cheap candidates first, as many as there is time for. They become arms
-        of the race."""
+        """Other learning rates of the candidates, cheap candidates first, as many as there is time for; they become
+        arms of the race."""
         left = _SAFE * share * self._pool.size - sum(self._cost(arm, rung) for arm in self.arms)
         tunable = sorted((arm for arm in self.arms if arm.rates), key=lambda arm: arm.train)
         made = []
