@@ -21,6 +21,7 @@ from .. import files, methods
 from . import record
 from . import sheets as S
 from .api import Result
+from .protocols import UNSEEN, accuracies
 from .sheets import Sheet
 from .statistics import difference, main_column
 
@@ -39,7 +40,12 @@ WORDS = "ahead, behind: the interval excludes zero. Each holds for its row alone
 ONE_SEED = "There is one seed: the intervals are over clients only, and say nothing of other seeds."
 REPORT = "Which number to report: docs/concepts.md, What to report."
 # What such a table is told of, with the words for it.
-ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
+ACROSS = {
+    UNSEEN: "the domain that is left out of training; mean: over domains",
+    "local": "local: mean over clients",
+    "worst": "worst client",
+    "global": "all clients' test data",
+}
 
 # Columns of a comparison that are left out where they say this of every method.
 _ALIKE = {
@@ -97,6 +103,7 @@ def table(
                 "after_local": _over_seeds(after, "local", "mean"),
                 "common": _over_seeds(common, "local", "mean"),
                 "newcomers": _over_seeds(newcomers, "local", "mean"),
+                **_unseen(numbers),
                 "bytes": _mean([e["up"] + e["down"] for e in each]),
                 "parameters_up": _mean([e["parameters_up"] for e in each]),
                 "passes": _mean([n["passes"]["train"] for n in numbers]),
@@ -109,6 +116,13 @@ def table(
     if against:
         _compare(found, results, against)
     return sorted(found, key=lambda row: "reference" in row)
+
+
+def _unseen(numbers: Sequence[Table]) -> Table:
+    """Accuracies under the protocols that the runs were asked for, with that of a domain for a table with columns."""
+    found = [accuracies(n) for n in numbers]
+    each = {head: _over_seeds(found, head) for head in dict.fromkeys(head for one in found for head in one)}
+    return {**({"protocols": each} if each else {}), **({UNSEEN: each[UNSEEN]} if UNSEEN in each else {})}
 
 
 def _to_ceiling(found: Sequence[Table]) -> None:
@@ -219,20 +233,37 @@ def points(difference: float | None) -> str:
 def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]]:
     """One accuracy as a paper prints it: heads, then a line for each method with its columns beside each other. Empty
     where the comparison has no columns."""
-    placed = [row for row in found if "column" in row]
+    placed = [row for row in found if "column" in row and key in row]
     columns, rows = (list(dict.fromkeys(row[part] for row in placed)) for part in ("column", "row"))
     held = {(row["row"], row["column"]): score(row, key) for row in placed}
     lines = [(row, *(held.get((row, column), "-") for column in columns)) for row in rows]
+    if key == UNSEEN and columns:
+        columns, lines = [*columns, "mean"], [(*line, _over_columns(placed, line[0])) for line in lines]
     return [("method", *columns), *lines] if columns else []
 
 
+def _over_columns(placed: Sequence[Mapping[str, Any]], row: str) -> str:
+    """The mean over the domains that are left out, if all of them are done."""
+    own = [one[UNSEEN] for one in placed if one["row"] == row]
+    done = all(own) and len(own) == len({one["column"] for one in placed})
+    return percent({"mean": _mean([one["mean"] for one in own]), "std": None}) if done else "-"
+
+
+def generalisation(rows: Sequence[Table]) -> list[Sheet]:
+    """Accuracies on what nobody has trained on; none where no protocol was asked for."""
+    heads = tuple(dict.fromkeys(head for row in rows for head in row.get("protocols", {})))
+    lines = [(row["label"], *(percent(row.get("protocols", {}).get(head)) for head in heads)) for row in rows]
+    title = "accuracy in % of the final models on what nobody has trained on"
+    return [Sheet(title, ("method", *heads), lines, sum("reference" in row for row in rows))] if heads else []
+
+
 def sheets(rows: Sequence[Table]) -> list[Sheet]:
-    """A comparison for people: its accuracies, the differences to a row, and what they cost."""
+    """A comparison for people: its accuracies, also on unseen data, the differences to a row, and what they cost."""
     title = "accuracy in %, of the last round; local: mean over clients"
     apart = sum("reference" in row for row in rows)
     wide = [Sheet(f"accuracy in %, {words}", *_placed(rows, key)) for key, words in ACROSS.items() if across(rows, key)]
     whole = Sheet(title, HEADERS, [cells(row) for row in rows], apart).without(_ALIKE)
-    return [*wide, whole, *differences(rows), cost(rows)]
+    return [*wide, whole, *generalisation(rows), *differences(rows), cost(rows)]
 
 
 def _placed(rows: Sequence[Table], key: str) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
@@ -381,9 +412,8 @@ def comparison(rows: Sequence[Table]) -> Group:
     terminal, not as the table."""
     each = sheets(rows)
     wide = "column" in rows[0]
-    first = replace(
-        each[0], title="\n".join(["accuracy in %, of the last round; local: mean over clients", *scales(rows)])
-    )
+    title = each[0].title if UNSEEN in rows[0] else "accuracy in %, of the last round; local: mean over clients"
+    first = replace(each[0], title="\n".join([title, *scales(rows)]))
     more = differences(rows) if wide else each[1:]
     caption = Text("\n".join(notes(rows, whole=not wide)))
     return Group(Fitted(first, 22 if wide else 14, fold=wide), *(Fitted(sheet) for sheet in more), caption)
@@ -408,10 +438,12 @@ def outcome(numbers: dict[str, Any]) -> Group:
             row = (when, who, *(percent(value) for value in scores))
             shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
     each = numbers["communication"]["per_client_and_round"]
+    tested = ", ".join(f"{head} {percent(value)}" for head, value in accuracies(numbers).items())
     title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
     cost = (
         f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
         f"{numbers['passes']['train']:,} sample passes; "
         f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
     )
-    return Group(Text(title), shown, Text("\n".join((cost, *_MEANING))))
+    unseen = [f"on what nobody has trained on: {tested}"] if tested else []
+    return Group(Text(title), shown, Text("\n".join((*unseen, cost, *_MEANING))))
