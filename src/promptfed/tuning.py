@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from .params import Params
 from .phases import Batch, Context, Optimizer, Phase
 
 GIVEN = "given"  # the role of values that the server computes: clients receive them, and neither train nor send them
+STORED = "stored"  # the role of values that a client computes from its own data: neither trained nor sent
 
 
 NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
@@ -26,8 +28,8 @@ class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
     Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
-    "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, and one
-    whose role is "given" is computed by the server from sums that clients send before the first round.
+    "head" are the usual ones, and a parameter whose role is "private" never leaves its client under any method. Two
+    roles are not trained: "given" is computed by the server, "stored" by the client from its own training data.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -95,6 +97,11 @@ class Tuning(BaseModel):
     def started(self) -> tuple[str, ...]:
         """Trained parameters among constants(): the server must have one initial value of each."""
         return ()
+
+    def stored(self, model: Model, params: Params, batches: Iterator[Batch]) -> Params:
+        """Client, at its first contact: its values of the role "stored", from its training samples and the initial
+        parameters. A client that never had this contact keeps their initial values."""
+        return {}
 
     def constants(self, sums: Params) -> Params:
         """Server: initial values of parameters, from the sums over all clients' training samples."""
@@ -168,6 +175,9 @@ class Wrapper(Tuning):
 
     def started(self) -> tuple[str, ...]:
         return self.inner.started()
+
+    def stored(self, model: Model, params: Params, batches: Iterator[Batch]) -> Params:
+        return self.inner.stored(model, params, batches)
 
 
 class Transparent(Wrapper):

@@ -58,7 +58,8 @@ def _methods() -> Rows:
     rows = []
     for name in (*methods.METHODS, *methods.ALIASES):
         method = methods.create(name)
-        private = [*method.private, *(["prompt"] if "private" in method.tuning.role_names() else [])]
+        own = {"private": "prompt", "stored": "stored features"}
+        private = [*method.private, *(own[role] for role in method.tuning.role_names() if role in own)]
         row = {
             "name": name,
             "paper": methods.PAPERS.get(name, method.paper),
