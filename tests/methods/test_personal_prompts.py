@@ -224,6 +224,12 @@ def test_fedpha_gives_clients_contexts_of_their_own_lengths() -> None:
     assert torch.equal(method.start(init, common, kept, {})["own"], init["context"])
 
 
+@pytest.mark.parametrize("lengths", [(), (4, 0)])
+def test_every_context_of_fedpha_has_a_vector(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"^method\.lengths = \[.*\] must be one or more numbers from 1 on$"):
+        pha(lengths=lengths)
+
+
 def test_clients_whose_parameters_differ_in_shape_are_trained_in_one_block() -> None:
     method = pha(epochs=1)
     init = method.tuning.init(MODEL, 0)

@@ -3,13 +3,15 @@
 Fang et al., "FedPHA: Federated Prompt Learning for Heterogeneous Client Adaptation" (ICML 2025).
 """
 
+from __future__ import annotations
+
 import math
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from .. import Batch, Context, Model, Params, State
+from .. import Batch, Context, Model, Params, State, UserError
 from ..models.base import normal
 from ..seeding import torch_rng
 from ..tuning import as_clip
@@ -22,9 +24,15 @@ class Lengths(Portfolio):
     """Text features are a mixture of both contexts', as of PromptFolio."""
 
     own_share: float = Field(0.5, ge=0, le=1, description="share of the client's own text features")
-    lengths: tuple[PositiveInt, ...] = Field(
-        (4, 8, 16), min_length=1, description="vectors of a client's own context: the clients take them in turn"
+    lengths: tuple[int, ...] = Field(
+        (4, 8, 16), description="numbers of vectors of the clients' own contexts: the clients take them in turn"
     )
+
+    @model_validator(mode="after")
+    def _have_vectors(self) -> Lengths:
+        if not self.lengths or min(self.lengths) < 1:
+            raise UserError(f"method.lengths = {list(self.lengths)} must be one or more numbers from 1 on")
+        return self
 
     def check(self, model: Model) -> None:
         for length in (self.context, *self.lengths):
