@@ -169,8 +169,8 @@ class LocalPhase:
     ) -> None:
         self.method, self.phase, self.before = method, phase, before
         self.samples, self.offsets = _concatenate([work.samples for work in block])
-        # Of samples that vary, the constants of each client's batch are computed with the batch.
-        varies = self.samples.views is not None and _has_constants(method, phase)
+        # Where samples vary, the constants of each client's batch are computed with the batch.
+        varies = _has_constants(method, phase) and _vary(method, self.samples)
         self.constants: list[Callable[[Batch], Params]] = []
         states, extra = [], []
         for work, client in zip(block, before, strict=True):
@@ -333,7 +333,7 @@ def _constants(
     """The constants of a client during a phase, and those of its samples in chunks."""
     if ctx.phase is None or ctx.phase.plain:
         return {}, []
-    each = chunks(samples) if _has_constants(method, ctx.phase) and samples.views is None else ()
+    each = chunks(samples) if _has_constants(method, ctx.phase) and not _vary(method, samples) else ()
     with torch.no_grad():
         parts = [method.sample_constants(model, params, batch, ctx) for batch in each]
         return method.client_constants(model, params, ctx), parts
@@ -341,6 +341,11 @@ def _constants(
 
 def _has_constants(method: Method, phase: Phase) -> bool:
     return not phase.plain and type(method).sample_constants is not Method.sample_constants
+
+
+def _vary(method: Method, samples: Samples) -> bool:
+    """Whether a sample's features differ from batch to batch with the same parameters."""
+    return samples.views is not None or method.tuning.draws
 
 
 def chunks(samples: Samples) -> Iterator[Batch]:
