@@ -221,6 +221,10 @@ def _type_name(kind: Any) -> str:
 # ---- lists
 
 
+def protocol_list() -> str:
+    return markdown(LISTS["protocols"]())
+
+
 def analysis_list() -> str:
     return table(("name", "of a", "shows"), [(f"`{name}`", one.of, one.about) for name, one in ANALYSES.items()])
 
