@@ -15,7 +15,7 @@ from .errors import UserError
 from .models import Model
 from .params import Params
 from .phases import Batch, Context, Holdings, Optimizer, Phase, Update
-from .tuning import GIVEN, Full, Tuning, Wrapper
+from .tuning import FROZEN, GIVEN, Full, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
 ONCE = "once"  # names below it are sent only once
@@ -56,6 +56,8 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     paper: ClassVar[str] = ""
+    sends: ClassVar[str] = ""  # what a client sends besides parameters, for lists
+    keeps: ClassVar[str] = ""  # what it keeps besides parameters, for lists
     private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own
@@ -209,8 +211,8 @@ class Method(BaseModel):
 
     def roles(self) -> tuple[str, ...]:
         """The roles of the tuning that this method trains: all but "private", which the tuning trains itself, and
-        "given", which is not trained."""
-        return tuple(role for role in self.tuning.role_names() if role not in ("private", GIVEN))
+        "given" and "frozen", which are not trained."""
+        return tuple(role for role in self.tuning.role_names() if role not in ("private", GIVEN, FROZEN))
 
     def stays(self, name: str) -> bool:
         """Whether the parameter of this name never leaves its client."""
@@ -218,10 +220,10 @@ class Method(BaseModel):
         return role == "private" or role in self.private
 
     def shared(self, params: Params) -> Params:
-        return {n: p for n, p in params.items() if not self.stays(n) and self.tuning.role(n) != GIVEN}
+        return {n: p for n, p in params.items() if not self.stays(n) and self.tuning.role(n) not in (GIVEN, FROZEN)}
 
     def kept(self, params: Params) -> Params:
-        return {n: p for n, p in params.items() if self.stays(n) and self.tuning.role(n) != GIVEN}
+        return {n: p for n, p in params.items() if self.stays(n)}
 
     def add_sums(self, state: State, sums: Params) -> State:
         """The state with a client's sums added, and what the tuning computes from them all."""
