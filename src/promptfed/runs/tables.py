@@ -414,4 +414,6 @@ def outcome(numbers: dict[str, Any]) -> Group:
         f"{numbers['passes']['train']:,} sample passes; "
         f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
     )
-    return Group(Text(title), shown, Text("\n".join((cost, *_MEANING))))
+    told = [f"{key.replace('_', ' ')} {value:.3g}" for key, value in numbers.get("server", {}).items()]
+    server = [f"on the server: {', '.join(told)}"] if told else []
+    return Group(Text(title), shown, Text("\n".join((cost, *server, *_MEANING))))
