@@ -201,7 +201,8 @@ def test_how_much_prompts_differ_is_measured_over_all_pairs_of_clients() -> None
     found = method.describe(state, [0, 1, 2])
     assert found["prompt_difference_rms"] == pytest.approx(float(pairs.square().mean().sqrt()), rel=1e-6)
     assert found["prompt_rms"] == pytest.approx(float(torch.stack([a, b, c]).square().mean().sqrt()), rel=1e-6)
-    assert method_of(generator="base").describe(begun(method_of(generator="base")), [0, 1])["prompt_difference_rms"] == 0
+    same = method_of(generator="base")
+    assert same.describe(begun(same), [0, 1])["prompt_difference_rms"] == 0
 
 
 def test_the_basis_is_scored_with_each_clients_own_head(tmp_path) -> None:
