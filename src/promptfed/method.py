@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,7 +15,7 @@ from .errors import UserError
 from .models import Model
 from .params import Params
 from .phases import Batch, Context, Holdings, Normal, Optimizer, Phase, Update
-from .tuning import GIVEN, STORED, Full, Tuning, Wrapper
+from .tuning import FROZEN, GIVEN, STORED, Full, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
 ONCE = "once"  # names below it are sent only once
@@ -56,6 +56,8 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     paper: ClassVar[str] = ""
+    sends: ClassVar[str] = ""  # what a client sends besides parameters, for lists
+    keeps: ClassVar[str] = ""  # what it keeps besides parameters, for lists
     private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own
@@ -107,8 +109,8 @@ class Method(BaseModel):
         return self.shared(params)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
-        """Server: the new state. By default the clients' mean, weighted by their numbers of samples."""
-        return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
+        """Server: the new state. By default of the clients' mean, weighted by their numbers of samples."""
+        return self.merge(state, P.mean([u.up for u in updates], [u.n for u in updates]))
 
     def adapt(self) -> tuple[Phase, ...]:
         """Client: training before an evaluation, on a copy, by plain cross-entropy: fine-tuning baselines. A private
@@ -185,6 +187,11 @@ class Method(BaseModel):
         aggregate() and send_second() rely on is checked here. Parameters have been checked."""
         return ""
 
+    def merge(self, state: State, mean: Params) -> State:
+        """Server: the new state, by the clients' mean alone. A method that needs no more overrides this instead of
+        aggregate(): updates are then added up as they come, and a round needs the memory of one."""
+        return {**state, **mean}
+
     def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
         """Server, after aggregation: a second message to some of the round's clients."""
         return {}
@@ -197,6 +204,10 @@ class Method(BaseModel):
         """Server: the one model that a personal method has besides the clients' own, for clients that never train."""
         return None
 
+    def describe(self, state: State, clients: Sequence[int]) -> dict[str, float]:
+        """Server, at an evaluation: numbers about its state for the record, given the clients that have a model."""
+        return {}
+
     def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
         """Evaluation: (B,) the group of each sample, if the method has groups."""
         return None
@@ -206,18 +217,21 @@ class Method(BaseModel):
     def roles(self) -> tuple[str, ...]:
         """The roles of the tuning that this method trains: all but "private", which the tuning trains itself, and
         those that are not trained."""
-        return tuple(role for role in self.tuning.role_names() if role not in ("private", GIVEN, STORED))
+        untrained = ("private", GIVEN, FROZEN, STORED)
+        return tuple(role for role in self.tuning.role_names() if role not in untrained)
 
     def stays(self, name: str) -> bool:
         """Whether the parameter of this name never leaves its client."""
-        role = self.tuning.role(name)
+        return self.stays_role(self.tuning.role(name))
+
+    def stays_role(self, role: str) -> bool:
         return role in ("private", STORED) or role in self.private
 
     def shared(self, params: Params) -> Params:
-        return {n: p for n, p in params.items() if not self.stays(n) and self.tuning.role(n) != GIVEN}
+        return {n: p for n, p in params.items() if not self.stays(n) and self.tuning.role(n) not in (GIVEN, FROZEN)}
 
     def kept(self, params: Params) -> Params:
-        return {n: p for n, p in params.items() if self.stays(n) and self.tuning.role(n) != GIVEN}
+        return {n: p for n, p in params.items() if self.stays(n)}
 
     def add_sums(self, state: State, sums: Params) -> State:
         """The state with a client's sums added, and what the tuning computes from them all."""
@@ -267,6 +281,11 @@ class Method(BaseModel):
     def serves(self) -> bool:
         """Whether there is a model for a client that never trains."""
         return not self.personal or type(self).common is not Method.common
+
+    @property
+    def streams(self) -> bool:
+        """Whether the server needs only the mean of a round's updates."""
+        return type(self).aggregate is Method.aggregate and type(self).send_second is Method.send_second
 
     @property
     def enrolls(self) -> bool:

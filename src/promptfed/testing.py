@@ -206,8 +206,11 @@ def check_stacked(case: Case) -> None:
             assert distance <= 1e-5, f"client {client}: {name} differs by {distance:.1e} when clients are stacked"
 
 
-def begun(case: Case, clients: Clients) -> State:
-    """The server's state after the first contact with these clients."""
+def begun(case: Case, clients: Clients | None = None) -> State:
+    """The server's state after the first contact with these clients, or with some that are forgotten again."""
+    if clients is None:
+        with case.clients() as (others, _):
+            return begun(case, others)
     state = case.method.begin(case.model, case.init, case.seed)
     for client, hello in clients.enroll(clients.ids()).items():
         state = case.method.admit(state, client, hello, 0)

@@ -23,6 +23,7 @@ from .phases import Normal
 from .seeding import rng
 
 CHUNK = 128  # samples per forward pass where no gradient is needed
+MOMENTUM = "momentum"  # private values below it: momentum that a client keeps from round to round, by parameter
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Trained:
     stats: Params = field(default_factory=dict)
     loss: float = 0.0  # mean over the samples drawn in the last phase
     passes: int = 0
+    momentum: Params = field(default_factory=dict)  # of parameters whose momentum is kept
 
 
 def train(
@@ -84,7 +86,7 @@ def train(
     """Runs the phases on every client of the block."""
     if len({tuple(p.shape for p in work.params.values()) for work in block}) > 1:  # they cannot be stacked
         return [train(method, model, [work], phases, seed, round)[0] for work in block]
-    done = [Trained(work.params) for work in block]
+    done = [Trained(work.params, momentum=P.under(work.private, MOMENTUM)) for work in block]
     for number, phase in enumerate(phases):
         plans = [
             list(batches(len(work.samples), phase, rng(seed, round, work.client, "batches", number))) for work in block
@@ -187,8 +189,8 @@ class LocalPhase:
     ) -> None:
         self.method, self.phase, self.before, self.normal = method, phase, before, normal
         self.samples, self.offsets = _concatenate([work.samples for work in block])
-        # Of samples that vary, the constants of each client's batch are computed with the batch.
-        varies = self.samples.views is not None and _has_constants(method, phase)
+        # Where samples vary, the constants of each client's batch are computed with the batch.
+        varies = _has_constants(method, phase) and _vary(method, self.samples)
         self.constants: list[Callable[[Batch], Params]] = []
         states, extra = [], []
         for work, client in zip(block, before, strict=True):
@@ -209,6 +211,7 @@ class LocalPhase:
         loss = partial(client_loss, method, model, phase, block[0].once)
         self.loss = vmap(loss, in_dims=(0, _STACKED)) if len(block) > 1 else loss
         self.optimizers = _optimizers(method, phase, self.state.trained)
+        self.momentum = self._resume_momentum()
         self.loss_sums = torch.zeros(len(block), device=self.samples.y.device)
         self.drawn = np.zeros(len(block), np.int64)
 
@@ -243,15 +246,29 @@ class LocalPhase:
         trained = {name: p.detach() for name, p in self.state.trained.items()}
         parts = P.unstack(trained, k) if k > 1 else [trained]
         stats = P.unstack(self.state.stats, k) if k > 1 else [self.state.stats]
+        momentum = P.unstack(self.momentum, k) if k > 1 else [self.momentum]
         return [
             Trained(
                 {name: parts[i].get(name, p) for name, p in old.params.items()},
                 stats[i],
                 float(self.loss_sums[i]) / max(int(self.drawn[i]), 1),
                 old.passes + int(self.drawn[i]),
+                {**old.momentum, **momentum[i]},
             )
             for i, old in enumerate(self.before)
         ]
+
+    def _resume_momentum(self) -> Params:
+        """Gives SGD the momentum that clients have kept: zero for a client's first time. It is updated in place."""
+        found, names = {}, {id(p): name for name, p in self.state.trained.items()}
+        for optimizer in self.optimizers:
+            for p in optimizer.param_groups[0]["params"]:
+                name = names[id(p)]
+                if self.phase.train[self.method.tuning.role(name)].kept:
+                    each = [c.momentum.get(name, torch.zeros_like(c.params[name])).clone() for c in self.before]
+                    found[name] = torch.stack(each) if len(each) > 1 else each[0]
+                    optimizer.state[p]["momentum_buffer"] = found[name]
+        return found
 
     def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor, views: Sequence[np.ndarray | None]) -> Batch:
         """The next batch of each client, padded to one length where they are stacked."""
@@ -306,14 +323,15 @@ class LocalPhase:
 
     def _descend(self, direction: Params, active: list[bool]) -> None:
         trained = self.state.trained
-        before = None if all(active) else [p.detach().clone() for p in trained.values()]
+        moving = [*trained.values(), *self.momentum.values()]
+        before = None if all(active) else [p.detach().clone() for p in moving]
         for name, p in trained.items():
             p.grad = direction[name]
         for optimizer in self.optimizers:
             optimizer.step()
         if before is not None:  # a client without a batch does not move, whatever momentum or decay would do
             with torch.no_grad():
-                for p, old in zip(trained.values(), before, strict=True):
+                for p, old in zip(moving, before, strict=True):
                     p.copy_(torch.where(_rows(active, p), p, old))
 
 
@@ -351,7 +369,7 @@ def _constants(
     """The constants of a client during a phase, and those of its samples in chunks."""
     if ctx.phase is None or ctx.phase.plain:
         return {}, []
-    each = chunks(samples) if _has_constants(method, ctx.phase) and samples.views is None else ()
+    each = chunks(samples) if _has_constants(method, ctx.phase) and not _vary(method, samples) else ()
     with torch.no_grad():
         parts = [method.sample_constants(model, params, batch, ctx) for batch in each]
         return method.client_constants(model, params, ctx), parts
@@ -359,6 +377,11 @@ def _constants(
 
 def _has_constants(method: Method, phase: Phase) -> bool:
     return not phase.plain and type(method).sample_constants is not Method.sample_constants
+
+
+def _vary(method: Method, samples: Samples) -> bool:
+    """Whether a sample's features differ from batch to batch with the same parameters."""
+    return samples.views is not None or method.tuning.draws
 
 
 def chunks(samples: Samples) -> Iterator[Batch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,27 +16,45 @@ from .models import CLIP, Model, ViT
 from .params import Params
 from .phases import Batch, Context, Optimizer, Phase
 
-GIVEN = "given"  # the role of values that the server computes: clients receive them, and neither train nor send them
-STORED = "stored"  # the role of values that a client computes from its own data: neither trained nor sent
-
+# Roles of values that are neither trained nor sent by clients.
+GIVEN = "given"  # the server computes them, and clients receive them
+FROZEN = "frozen"  # every client has them from init(), and they stay so
+STORED = "stored"  # a client computes them from its own training data
 
 NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
 NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
 FEATURES = "features"  # frozen_name() of the features of an image without any prompt
 
 
+class Family(StrEnum):
+    """What is tuned, in the order in which methods are listed."""
+
+    TEXT = "text prompts of a CLIP"
+    BOTH = "prompts on images and text of a CLIP"
+    TOKENS = "prompt tokens of a vision transformer"
+    PRIVATE = "private prompts, around anything that is tuned"
+    FEATURES = "a head or an adapter on frozen features"
+    WEIGHTS = "all weights, or what a plug-in tunes instead"
+    OTHER = "something else"
+
+
 class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
     Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
-    "head" are the usual ones, and a parameter whose role is "private" never leaves its client under any method. Two
-    roles are not trained: "given" is computed by the server, "stored" by the client from its own training data.
+    "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, one whose
+    role is "given" is computed by the server, one whose role is "stored" is computed by the client from its own
+    training data, and one whose role is "frozen" keeps its initial value everywhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     roles: ClassVar[dict[str, str]] = {"body.": "body", "head.": "head"}
     about: ClassVar[str] = ""
+    role_words: ClassVar[dict[str, str]] = {}  # what lists call a role by, where not all roles are sent
+    family: ClassVar[Family | None] = Family.OTHER  # None: that of the tuning it is around
+    paper: ClassVar[str] = ""  # of a tuning that is published as a method with FedAvg
+    per_class: ClassVar[bool] = False  # whether it has values for each class, so that no unseen one can be named
     backbones: ClassVar[str] = "any"  # which ones it can enter: any, transformers, CLIP, or CLIP with a ViT
     images: ClassVar[bool] = False  # whether batches hold images besides cached outputs of frozen layers
     uncached: ClassVar[str] = "all weights are trained"  # why, where frozen_name() is empty
@@ -82,6 +101,11 @@ class Tuning(BaseModel):
         return phases
 
     @property
+    def draws(self) -> bool:
+        """Whether features depend on a batch's noise."""
+        return False
+
+    @property
     def collects(self) -> bool:
         """Whether clients send sums() before the first round."""
         return False
@@ -112,6 +136,7 @@ class Full(Tuning):
     """Every weight of the backbone."""
 
     about = "all weights"
+    family = Family.WEIGHTS
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
@@ -136,6 +161,7 @@ class Wrapper(Tuning):
     """A tuning around another one, with parameters of its own besides that one's."""
 
     uncached = ""  # it is up to the inner tuning
+    family: ClassVar[Family | None] = None
 
     inner: Tuning = Field(default_factory=Full, description="the tuning that is wrapped")
 
@@ -162,6 +188,10 @@ class Wrapper(Tuning):
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
         return self.inner.schedule(phases)
+
+    @property
+    def draws(self) -> bool:
+        return self.inner.draws
 
     @property
     def collects(self) -> bool:
@@ -196,11 +226,15 @@ class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
     roles = {"prompt.": "private"}
+    family = Family.PRIVATE
     uncached = "a prompt changes what enters the model"
 
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
     prompt_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the prompt's SGD")
+    keep_momentum: bool = Field(
+        False, description="the prompt's momentum goes on from round to round instead of starting at zero"
+    )
     joint: bool = Field(False, description="train prompt and weights at once instead of one after the other (Table 8)")
 
     def frozen_name(self, model: Model) -> str:
@@ -214,7 +248,9 @@ class PrivatePrompt(Wrapper):
         """The prompt's initial value, the same for all clients."""
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-        optimizer = Optimizer(lr=self.prompt_lr, momentum=self.prompt_momentum)
+        optimizer = Optimizer(
+            lr=self.prompt_lr, momentum=self.prompt_momentum, kept=self.keep_momentum and self.prompt_momentum > 0
+        )
         if self.joint:
             both = self.inner.schedule(phases)
             return tuple(replace(phase, train={**phase.train, "private": optimizer}) for phase in both)

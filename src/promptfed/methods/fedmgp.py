@@ -21,6 +21,7 @@ class FedMgp(TextMethod):
     paper = "Bo et al., NeurIPS 2025"
     tuned = Groups
     private = (OWN,)
+    keeps = "which groups it sent last"
 
     tuning: Groups = Field(default_factory=Groups, description="what is trained")
     diversity: float = Field(1.0, ge=0, description="weight of the likeness of groups to each other")

@@ -6,6 +6,7 @@ Fang et al., "FedPHA: Federated Prompt Learning for Heterogeneous Client Adaptat
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -22,6 +23,8 @@ from .text_prompts import TwoContextsMethod
 
 class Lengths(Portfolio):
     """Text features are a mixture of both contexts', as of PromptFolio."""
+
+    role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "text context of another length"}
 
     own_share: float = Field(0.5, ge=0, le=1, description="share of the client's own text features")
     lengths: tuple[int, ...] = Field(

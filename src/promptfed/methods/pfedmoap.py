@@ -27,6 +27,7 @@ class Experts(TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "experts": GIVEN, "gate.": "own"}
     about = "text context + own gate over others' contexts"
+    role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "gate over its own and others' contexts"}
 
     experts: int = Field(10, ge=1, description="contexts of other clients that a client receives (K)")
     gate_width: int = Field(128, ge=1, description="width of the gate's queries and keys")

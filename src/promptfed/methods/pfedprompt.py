@@ -22,6 +22,8 @@ class FeatureStore(TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "store.": STORED}
     about = "text context + stored image features"
+    role_words: ClassVar[dict[str, str]] = {"body": "text context", STORED: "features of its images"}
+    per_class = True
 
     shots: int = Field(16, ge=1, description="training samples of each class whose features a client stores")
     own_weight: float = Field(1.0, ge=0, description="weight of the attention over stored features (alpha)")

@@ -12,7 +12,7 @@ from .. import Batch, Context, Model, Params, UserError
 from .. import params as P
 from ..models.base import normal
 from ..seeding import torch_rng
-from ..tuning import as_clip
+from ..tuning import Family, as_clip
 from .maple import image_tower
 from .text import TextContext
 from .tokens import uniform
@@ -25,6 +25,8 @@ class Groups(TextContext):
 
     roles: ClassVar[dict[str, str]] = {f"{SHARED}.": "body", f"{OWN}.": OWN}
     about = "groups of text and image prompts"
+    role_words: ClassVar[dict[str, str]] = {"body": "some of its groups of prompts", OWN: "the other groups"}
+    family = Family.BOTH
     backbones = "CLIP with a ViT"
     uncached = "tokens enter the first layer"
 

@@ -16,13 +16,14 @@ from ..models import CLIP, ViT
 from ..models.base import dense, normal
 from ..models.text import Sentences
 from ..seeding import torch_rng
-from ..tuning import as_clip
+from ..tuning import Family, as_clip
 from .tokens import blank_cls
 
 
 class BothTowers(Tuning):
     """Text prompts and image prompts at the first layers of a frozen CLIP."""
 
+    family = Family.BOTH
     backbones = "CLIP with a ViT"
     uncached = "prompts enter the first layer"
 

@@ -22,6 +22,10 @@ class Pixels(BaseModel):
     )
     prompt_size: int = Field(4, ge=1, description="width of the frame or side of the patch, in pixels (p)")
 
+    @property
+    def draws(self) -> bool:
+        return self.prompt == "random-patch"
+
     def check_pixels(self, model: Model) -> None:
         _, height, width = model.image
         most = (min(height, width) - 1) // (2 if self.prompt == "padding" else 1)
@@ -65,6 +69,7 @@ class PixelPrompt(Pixels, PrivatePrompt):
     Federated Learning" (TMLR 2024), Section 3.2."""
 
     about = "private pixel prompt"
+    paper = "Li et al., TMLR 2024"
 
     def check(self, model: Model) -> None:
         super().check(model)
