@@ -83,6 +83,11 @@ def digest(params: Params) -> str:
     return found.hexdigest()
 
 
+def equal(a: Params, b: Params) -> bool:
+    """The same names and values."""
+    return a.keys() == b.keys() and all(p is b[name] or torch.equal(p, b[name]) for name, p in a.items())
+
+
 def finite(params: Params) -> bool:
     return all(bool(p.isfinite().all()) for p in params.values())
 

@@ -409,9 +409,10 @@ def outcome(numbers: dict[str, Any]) -> Group:
             shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
     each = numbers["communication"]["per_client_and_round"]
     title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
+    spent = max(sum(numbers["seconds"].values()), 1e-9)
     cost = (
         f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
         f"{numbers['passes']['train']:,} sample passes; "
-        f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
+        f"{spent:.0f} s, {numbers['seconds']['evaluate'] / spent:.0%} of it evaluation"
     )
     return Group(Text(title), shown, Text("\n".join((cost, *_MEANING))))
