@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -109,8 +109,8 @@ class Method(BaseModel):
         return self.shared(params)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
-        """Server: the new state. By default the clients' mean, weighted by their numbers of samples."""
-        return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
+        """Server: the new state. By default of the clients' mean, weighted by their numbers of samples."""
+        return self.merge(state, P.mean([u.up for u in updates], [u.n for u in updates]))
 
     def adapt(self) -> tuple[Phase, ...]:
         """Client: training before an evaluation, on a copy, by plain cross-entropy: fine-tuning baselines. A private
@@ -186,6 +186,11 @@ class Method(BaseModel):
         aggregate() and send_second() rely on is checked here. Parameters have been checked."""
         return ""
 
+    def merge(self, state: State, mean: Params) -> State:
+        """Server: the new state, by the clients' mean alone. A method that needs no more overrides this instead of
+        aggregate(): updates are then added up as they come, and a round needs the memory of one."""
+        return {**state, **mean}
+
     def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
         """Server, after aggregation: a second message to some of the round's clients."""
         return {}
@@ -197,6 +202,10 @@ class Method(BaseModel):
     def common(self, state: State) -> Params | None:
         """Server: the one model that a personal method has besides the clients' own, for clients that never train."""
         return None
+
+    def describe(self, state: State, clients: Sequence[int]) -> dict[str, float]:
+        """Server, at an evaluation: numbers about its state for the record, given the clients that have a model."""
+        return {}
 
     def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
         """Evaluation: (B,) the group of each sample, if the method has groups."""
@@ -268,6 +277,11 @@ class Method(BaseModel):
     def serves(self) -> bool:
         """Whether there is a model for a client that never trains."""
         return not self.personal or type(self).common is not Method.common
+
+    @property
+    def streams(self) -> bool:
+        """Whether the server needs only the mean of a round's updates."""
+        return type(self).aggregate is Method.aggregate and type(self).send_second is Method.send_second
 
     @property
     def enrolls(self) -> bool:
