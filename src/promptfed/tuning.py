@@ -88,6 +88,11 @@ class Tuning(BaseModel):
         """(B, d): what the head sees."""
         return model.features({**model.weights, **params}, batch.x, batch.tokens)
 
+    def feature_roles(self) -> tuple[str, ...]:
+        """The roles that features() depends on, if on nothing else of a client: clients with equal parameters of these
+        roles then share features in an evaluation. Empty: they do not."""
+        return ()
+
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         """(B, d) -> (B, classes)."""
         return model.classify({**model.weights, **params}, features)
@@ -140,6 +145,9 @@ class Full(Tuning):
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
+
+    def feature_roles(self) -> tuple[str, ...]:
+        return ("body",)
 
 
 class OnFeatures(Tuning):

@@ -20,7 +20,7 @@ from ..models import Model
 from ..params import Params
 from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
-from ..scoring import evaluate
+from ..scoring import Pooled, evaluate
 from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
@@ -258,12 +258,13 @@ class Host:
         site = self.federation.sites[work.client]
         # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
         val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
-        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled) if pooled else None)
+        wide = self.pooled.score(self.method, self.model, work, params) if pooled else None
+        return M.ModelScores(val=val, test=test, pooled=M.SplitScore.of(wide, loss=True) if wide else None)
 
     @cached_property
-    def pooled(self) -> Samples:
+    def pooled(self) -> Pooled:
         """All clients' test data: a simulation has them, a real site does not."""
-        return self.samples(np.concatenate([site.test for site in self.federation.sites]))
+        return Pooled(self.samples(np.concatenate([site.test for site in self.federation.sites])))
 
 
 def moved(method: Method, before: Params, after: Params) -> dict[str, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import NEEDS_VIT, Family, as_vit
+from ..tuning import GIVEN, NEEDS_VIT, Family, as_vit
 from .heads import LinearHead, scaled
 
 
@@ -65,6 +65,9 @@ class Tokens(LinearHead):
             prompts[0] = torch.cat([batch.tokens, prompts[0]]) if 0 in prompts else batch.tokens
         h = vit.encode(weights, h, prompts, self.mode, start=start, first_tokens=1)
         return scaled(params, vit.norm(weights, h[:, 0]))
+
+    def feature_roles(self) -> tuple[str, ...]:
+        return ("body", GIVEN)
 
 
 class TokenPrompt(PrivatePrompt):
