@@ -23,7 +23,8 @@ from promptfed.runs import config as C
 from promptfed.runs.api import Result
 from promptfed.runs.opened import Run
 from promptfed.runs.protocols import PROTOCOLS, accuracies, served
-from promptfed.runs.tables import across, generalisation
+from promptfed.runs.shown import across
+from promptfed.runs.tables import generalisation
 from promptfed.runs.unseen import harmonic
 
 SMALL: dict[str, Any] = {"rounds": 1, "engine": {"workers": 1}, "progress": False}

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..runs.cells import spread
 from ..runs.opened import Run, Stage
 from ..runs.protocols import UNSEEN, accuracies
 from ..runs.record import LAST
-from ..runs.tables import spread
 from .gather import Group, ReportData, SeedRun
 
 KINDS = {

@@ -57,8 +57,8 @@ def rows(
 ) -> list[Row]:
     """The rows of a [compare] table, or one for each method named; in every column. `mini`: the file's [mini]."""
     for key in spec:
-        if key not in ("seeds", "rows", "columns", "tuned"):
-            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns, tuned)")
+        if key not in ("seeds", "rows", "columns", "tuned", "show", "views"):
+            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns, show, views, tuned)")
     tuned = _tuned(spec, mini is not None)
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
@@ -195,7 +195,11 @@ def each_domain(spec: Mapping[str, Any], common: Sequence[Table], compared: Sequ
     data = load(config.dataset, models.resize(config.backbone.name))
     if not data.domains:
         raise UserError(f'eval.leave_out = "{protocols.EACH}": dataset.name = "{data.name}" has no domains')
-    return {**spec, "columns": [{"label": domain, "eval.leave_out": domain} for domain in data.domains]}
+    return {
+        "show": [protocols.UNSEEN, "local"],
+        **spec,
+        "columns": [{"label": domain, "eval.leave_out": domain} for domain in data.domains],
+    }
 
 
 def _check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
