@@ -13,7 +13,7 @@ from limits import HANG
 from promptfed import run, steps
 from promptfed.clients.base import Notice
 from promptfed.data import load
-from promptfed.runs import shown
+from promptfed.runs import display
 from promptfed.runs.progress import Live, Status, duration, slow
 from promptfed.server import Line
 from promptfed.steps import Step
@@ -248,7 +248,7 @@ def plain() -> tuple[Console, Callable[[], str]]:
 
 
 def test_off_a_terminal_a_long_silence_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown, "QUIET", 0.05)
+    monkeypatch.setattr(display, "QUIET", 0.05)
     console, said = plain()
     with Live(console, "x", 2) as live:
         assert said() == "", "a mistake in the settings is told first"
@@ -280,12 +280,12 @@ def test_outside_of_a_run_bars_come_and_go(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path))
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     assert isinstance(console.file, io.StringIO)
-    with shown.bars(console):
+    with display.bars(console):
         load("digits")
     assert "decoding digits" in console.file.getvalue()
     assert console.file.getvalue().endswith("\x1b[2K"), "it wipes its line"
     told = console.file.getvalue()
-    with shown.bars(console):
+    with display.bars(console):
         load("digits")  # decoded by now
     assert console.file.getvalue() == told
 

@@ -22,7 +22,7 @@ from ..server import Line
 from ..steps import Step
 from . import config as C
 from . import record
-from .shown import BAR, Shown, Steps, duration, write
+from .display import BAR, Shown, Steps, duration, write
 
 RECENT = 10  # rounds whose times are expected of those to come
 SLOW = 3.0  # times the median of seconds per sample
