@@ -19,9 +19,11 @@ from torch.func import vmap
 
 from . import Batch, Context, Method, Model, Optimizer, Params, Phase
 from . import params as P
+from .phases import Normal
 from .seeding import rng
 
 CHUNK = 128  # samples per forward pass where no gradient is needed
+MOMENTUM = "momentum"  # private values below it: momentum that a client keeps from round to round, by parameter
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Work:
     memory: Params
     once: Params = field(default_factory=dict)
     private: Params = field(default_factory=dict)
+    draws: tuple[int, ...] = ()  # seed, round and client
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,16 @@ class Trained:
     stats: Params = field(default_factory=dict)
     loss: float = 0.0  # mean over the samples drawn in the last phase
     passes: int = 0
+    momentum: Params = field(default_factory=dict)  # of parameters whose momentum is kept
 
 
 def train(
     method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
 ) -> list[Trained]:
     """Runs the phases on every client of the block."""
-    done = [Trained(work.params) for work in block]
+    if len({tuple(p.shape for p in work.params.values()) for work in block}) > 1:  # they cannot be stacked
+        return [train(method, model, [work], phases, seed, round)[0] for work in block]
+    done = [Trained(work.params, momentum=P.under(work.private, MOMENTUM)) for work in block]
     for number, phase in enumerate(phases):
         plans = [
             list(batches(len(work.samples), phase, rng(seed, round, work.client, "batches", number))) for work in block
@@ -92,7 +98,9 @@ def train(
             drawn_views(work.samples, plan, rng(seed, round, work.client, "views", number))
             for work, plan in zip(block, plans, strict=True)
         ]
-        local = LocalPhase(method, model, block, done, phase)
+        generators = [rng(seed, round, work.client, "normal", number) for work in block]
+        normal = partial(normals, generators, block[0].samples.y.device)
+        local = LocalPhase(method, model, block, done, phase, normal)
         for indices, drawn in zip(zip_longest(*plans), zip_longest(*views), strict=True):
             local.step(indices, np.stack([g.random(2, np.float32) for g in noise]), drawn)
         done = local.final()
@@ -107,6 +115,12 @@ def train(
 def _ended(method: Method, model: Model, work: Work, client: Trained, phase: Phase) -> Trained:
     with torch.no_grad():
         return replace(client, params=method.end_phase(client.params, context(work, model, phase, client.stats)))
+
+
+def normals(generators: Sequence[np.random.Generator], device: torch.device, *shape: int) -> Tensor:
+    """Standard normal numbers of each client of a block, (K, *shape), or (*shape) of one client."""
+    drawn = [g.standard_normal(shape, np.float32) for g in generators]
+    return torch.from_numpy(np.stack(drawn) if len(drawn) > 1 else drawn[0]).to(device)
 
 
 def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray]:
@@ -165,9 +179,15 @@ class LocalPhase:
     """One phase of a block's local training: initialised, then step() for each batch, then final()."""
 
     def __init__(
-        self, method: Method, model: Model, block: Sequence[Work], before: Sequence[Trained], phase: Phase
+        self,
+        method: Method,
+        model: Model,
+        block: Sequence[Work],
+        before: Sequence[Trained],
+        phase: Phase,
+        normal: Normal,
     ) -> None:
-        self.method, self.phase, self.before = method, phase, before
+        self.method, self.phase, self.before, self.normal = method, phase, before, normal
         self.samples, self.offsets = _concatenate([work.samples for work in block])
         # Where samples vary, the constants of each client's batch are computed with the batch.
         varies = _has_constants(method, phase) and _vary(method, self.samples)
@@ -191,6 +211,7 @@ class LocalPhase:
         loss = partial(client_loss, method, model, phase, block[0].once)
         self.loss = vmap(loss, in_dims=(0, _STACKED)) if len(block) > 1 else loss
         self.optimizers = _optimizers(method, phase, self.state.trained)
+        self.momentum = self._resume_momentum()
         self.loss_sums = torch.zeros(len(block), device=self.samples.y.device)
         self.drawn = np.zeros(len(block), np.int64)
 
@@ -212,7 +233,7 @@ class LocalPhase:
                 name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)
             }
 
-        direction = grad(trained) if self.phase.plain else self.method.step(grad, trained, self.phase)
+        direction = grad(trained) if self.phase.plain else self.method.step(grad, trained, self.phase, self.normal)
         value, stats = found[0]
         self.drawn += sizes
         self.loss_sums += value * torch.tensor(sizes, device=value.device, dtype=torch.float32)
@@ -225,15 +246,29 @@ class LocalPhase:
         trained = {name: p.detach() for name, p in self.state.trained.items()}
         parts = P.unstack(trained, k) if k > 1 else [trained]
         stats = P.unstack(self.state.stats, k) if k > 1 else [self.state.stats]
+        momentum = P.unstack(self.momentum, k) if k > 1 else [self.momentum]
         return [
             Trained(
                 {name: parts[i].get(name, p) for name, p in old.params.items()},
                 stats[i],
                 float(self.loss_sums[i]) / max(int(self.drawn[i]), 1),
                 old.passes + int(self.drawn[i]),
+                {**old.momentum, **momentum[i]},
             )
             for i, old in enumerate(self.before)
         ]
+
+    def _resume_momentum(self) -> Params:
+        """Gives SGD the momentum that clients have kept: zero for a client's first time. It is updated in place."""
+        found, names = {}, {id(p): name for name, p in self.state.trained.items()}
+        for optimizer in self.optimizers:
+            for p in optimizer.param_groups[0]["params"]:
+                name = names[id(p)]
+                if self.phase.train[self.method.tuning.role(name)].kept:
+                    each = [c.momentum.get(name, torch.zeros_like(c.params[name])).clone() for c in self.before]
+                    found[name] = torch.stack(each) if len(each) > 1 else each[0]
+                    optimizer.state[p]["momentum_buffer"] = found[name]
+        return found
 
     def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor, views: Sequence[np.ndarray | None]) -> Batch:
         """The next batch of each client, padded to one length where they are stacked."""
@@ -288,14 +323,15 @@ class LocalPhase:
 
     def _descend(self, direction: Params, active: list[bool]) -> None:
         trained = self.state.trained
-        before = None if all(active) else [p.detach().clone() for p in trained.values()]
+        moving = [*trained.values(), *self.momentum.values()]
+        before = None if all(active) else [p.detach().clone() for p in moving]
         for name, p in trained.items():
             p.grad = direction[name]
         for optimizer in self.optimizers:
             optimizer.step()
         if before is not None:  # a client without a batch does not move, whatever momentum or decay would do
             with torch.no_grad():
-                for p, old in zip(trained.values(), before, strict=True):
+                for p, old in zip(moving, before, strict=True):
                     p.copy_(torch.where(_rows(active, p), p, old))
 
 
@@ -363,7 +399,7 @@ def _take(values: Params, at: Tensor | slice) -> Params:
 def context(work: Work, model: Model, phase: Phase | None = None, stats: Params | None = None) -> Context:
     y = work.samples.y
     n, counts = torch.tensor(len(y), device=y.device), torch.bincount(y, minlength=model.classes)
-    return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private)
+    return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private, work.draws)
 
 
 def _rows(active: list[bool], like: Tensor) -> Tensor:
