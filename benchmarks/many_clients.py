@@ -5,8 +5,8 @@ with its own prompt. `start` is the time from the call to the first round. Each 
 workers, and its peak resident memory is printed in two parts: `own` (anonymous: allocated by the program) and `mapped`
 (file pages that the system may drop at any time: data, LMDB, updates on disk).
 
-`--all` trains all clients in one round instead, and they have no test images: what the server holds of their updates. With
-`--median`, aggregation needs all updates at once: beyond 256 MB they are held on disk.
+`--all` trains all clients in one round instead, and they have no test images: what the server holds of their updates.
+With `--median`, aggregation needs all updates at once: beyond 256 MB they are held on disk.
 
     python benchmarks/many_clients.py [--sizes 100 1000 10000 100000] [--all [--median]]
 """
