@@ -95,7 +95,7 @@ class Tuning(BaseModel):
         """Client: sums over a batch of its training samples, with the initial parameters."""
         return {}
 
-    def summed(self, features: Tensor, y: Tensor, classes: int) -> Params:
+    def summed(self, model: Model, features: Tensor, y: Tensor) -> Params:
         """The same, given the features."""
         return {}
 
@@ -172,7 +172,7 @@ class Wrapper(Tuning):
         return self.inner.collects
 
     def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        return self.inner.summed(self.features(model, params, batch, ctx), batch.y, model.classes)
+        return self.inner.summed(model, self.features(model, params, batch, ctx), batch.y)
 
     def constants(self, sums: Params) -> Params:
         return self.inner.constants(sums)

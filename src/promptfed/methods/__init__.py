@@ -11,9 +11,12 @@ from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
 from ..tunings.adapter import Adapter
+from ..tunings.bias import Bias
 from ..tunings.cocoop import ConditionalContext
+from ..tunings.feature_attention import FeatureAttention
 from ..tunings.generated import GeneratedContext
 from ..tunings.heads import HeadOnly
+from ..tunings.lora import Lora
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
@@ -111,6 +114,9 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "cocoop": (ConditionalContext, _SGD),
     "plot": (ManyContexts, _SGD),
     "tpg": (GeneratedContext, _SGD),
+    "fedclip": (FeatureAttention, _SGD),
+    "lora": (Lora, _SGD),
+    "bias": (Bias, _SGD),
     "adapter": (Adapter, _SGD),
     "maple": (Maple, _SGD),
 }
@@ -127,7 +133,8 @@ ALIASES = {
     "cocoop": "fedavg+cocoop",
     "plot": "fedavg+plot",
     "fedtpg": "fedavg+tpg",
-    "fedclip": "fedavg+adapter",
+    "fedclip": "fedavg+fedclip",
+    "fedit": "fedavg+lora",
 }
 PAPERS = {
     "pfedpt": "Li et al., TMLR 2024",
@@ -139,6 +146,7 @@ PAPERS = {
     "plot": "Chen et al., ICLR 2023, averaged",
     "fedtpg": "Qiu et al., ICLR 2024",
     "fedclip": "Lu et al., IEEE Data Eng. Bull. 2023",
+    "fedit": "Zhang et al., ICASSP 2024",
 }
 
 
