@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from promptfed import methods
 from promptfed.analysis import ANALYSES
-from promptfed.cli.listing import LISTS
+from promptfed.cli.listing import LISTS, markdown
 from promptfed.cli.main import app as commands
 from promptfed.data import PARTITIONS
 from promptfed.method import Method
@@ -222,11 +222,11 @@ def _type_name(kind: Any) -> str:
 
 
 def method_list() -> str:
-    rows = [
-        (f"`{row['name']}`", row["paper"], row["tunes"], row["travels"], row["private"], row["backbones"])
-        for row in LISTS["methods"]()
-    ]
-    return table(("name", "paper", "tunes", "travels", "private", "backbones"), rows)
+    return markdown(LISTS["methods"]())
+
+
+def protocol_list() -> str:
+    return markdown(LISTS["protocols"]())
 
 
 def analysis_list() -> str:
@@ -249,6 +249,7 @@ class Generated(SphinxDirective):
         "config-reference": configuration,
         "cli-reference": command_line,
         "method-list": method_list,
+        "protocol-list": protocol_list,
         "analysis-list": analysis_list,
         "preset-list": preset_list,
         "method-settings": lambda name: settings(special(name)),

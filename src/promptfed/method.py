@@ -56,6 +56,8 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     paper: ClassVar[str] = ""
+    sends: ClassVar[str] = ""  # what a client sends besides parameters, for lists
+    keeps: ClassVar[str] = ""  # what it keeps besides parameters, for lists
     private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,19 @@ NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
 FEATURES = "features"  # frozen_name() of the features of an image without any prompt
 
 
+class Family(StrEnum):
+    """What is tuned, in the order in which methods are listed."""
+
+    TEXT = "text prompts of a CLIP"
+    BOTH = "prompts on images and text of a CLIP"
+    TOKENS = "prompt tokens of a vision transformer"
+    PRIVATE = "private prompts, around anything that is tuned"
+    LAYERS = "low-rank updates, biases or adapters in frozen layers"
+    FEATURES = "a head or attention on frozen features"
+    WEIGHTS = "all weights, or what a plug-in tunes instead"
+    OTHER = "something else"
+
+
 class Tuning(BaseModel):
     """The trained parameters: their initial values, their roles, and the prediction they make.
 
@@ -36,6 +50,10 @@ class Tuning(BaseModel):
 
     roles: ClassVar[dict[str, str]] = {"body.": "body", "head.": "head"}
     about: ClassVar[str] = ""
+    role_words: ClassVar[dict[str, str]] = {}  # what lists call a role by, where not all roles are sent
+    family: ClassVar[Family | None] = Family.OTHER  # None: that of the tuning it is around
+    paper: ClassVar[str] = ""  # of a tuning that is published as a method with FedAvg
+    per_class: ClassVar[bool] = False  # whether it has values for each class, so that no unseen one can be named
     backbones: ClassVar[str] = "any"  # which ones it can enter: any, transformers, CLIP, or CLIP with a ViT
     images: ClassVar[bool] = False  # whether batches hold images besides cached outputs of frozen layers
     uncached: ClassVar[str] = "all weights are trained"  # why, where frozen_name() is empty
@@ -112,6 +130,7 @@ class Full(Tuning):
     """Every weight of the backbone."""
 
     about = "all weights"
+    family = Family.WEIGHTS
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
@@ -136,6 +155,7 @@ class Wrapper(Tuning):
     """A tuning around another one, with parameters of its own besides that one's."""
 
     uncached = ""  # it is up to the inner tuning
+    family: ClassVar[Family | None] = None
 
     inner: Tuning = Field(default_factory=Full, description="the tuning that is wrapped")
 
@@ -197,6 +217,7 @@ class PrivatePrompt(Wrapper):
     """A prompt that each client keeps for itself, wrapped around any tuning and trained before it (pFedPT, Eq. 5)."""
 
     roles = {"prompt.": "private"}
+    family = Family.PRIVATE
     uncached = "a prompt changes what enters the model"
 
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")

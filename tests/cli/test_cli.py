@@ -338,7 +338,7 @@ def test_version(promptfed):
 
 def test_list_of_everything(promptfed):
     lists = json.loads(promptfed("list", "--json"))
-    assert list(lists) == ["methods", "datasets", "backbones", "partitions", "presets"]
+    assert list(lists) == ["methods", "protocols", "datasets", "backbones", "partitions", "presets"]
     said = promptfed("list")
     assert all(row["name"] in said for rows in lists.values() for row in rows)
     assert all(f"+{name}" in said for name in ("head", "vpt", "vpt-d", "promptfl", "maple", "pt", "st", "ft"))
@@ -351,7 +351,13 @@ def test_the_list_says_what_a_method_needs(promptfed):
     assert rows["fedavg"]["tunes"] == "all weights"
 
 
-@pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "partitions", "presets"])
+def test_a_list_is_a_markdown_table(promptfed):
+    said = promptfed("list", "protocols", "--markdown").splitlines()
+    assert said[0] == "| name | setting | columns | about |"
+    assert said[2].startswith("| `personal` | - | local |")
+
+
+@pytest.mark.parametrize("what", ["methods", "protocols", "datasets", "backbones", "partitions", "presets"])
 def test_list(promptfed, what):
     rows = json.loads(promptfed("list", what, "--json"))
     said = promptfed("list", what)
@@ -381,6 +387,7 @@ def test_list(promptfed, what):
         (["run", "method=pfedpt-tokens", "backbone=cnn"], "backbone.name"),
         (["run", "rounds"], "is neither a file nor a preset"),
         (["list", "methds"], 'did you mean "methods"'),
+        (["list", "--markdown"], "--markdown prints one list"),
         (["run", "--rounds", "3"], "--rounds is not an option of run (a setting is written rounds=VALUE)"),
         (["run", "--rezume"], 'did you mean "resume"?'),
         (["run", "partition=domian"], 'did you mean "domain"?'),

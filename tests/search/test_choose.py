@@ -94,9 +94,25 @@ def test_a_candidate_too_slow_for_the_budget_is_told_so(tmp_path: Path) -> None:
     found = race(tmp_path, [arm("quick", [0.5]), arm("slow", [0.9], seconds=30.0)])
     found._drop_slow()
     assert [one.name for one in found.arms] == ["quick"]
-    assert found.left_out == {"slow": "too slow for the budget of 1.0 min: its 9 rounds would take about 4.5 min"}
+    assert found.left_out == {"slow": "too slow for the budget of 1.0 min: 3 of its 9 rounds would take about 1.5 min"}
     with pytest.raises(UserError, match=r"--minutes = 1 is too short for every candidate \(slow: too slow"):
         race(tmp_path, [arm("slow", [0.9], seconds=30.0)])._drop_slow()
+
+
+def test_a_candidate_that_gets_only_part_of_its_rounds_stays_in_the_race(tmp_path: Path) -> None:
+    found = race(tmp_path, [arm("quick", [0.5]), arm("slow", [0.9], seconds=15.0)])  # 9 rounds in 135 s, 3 in 45
+    found._drop_slow()
+    assert {one.name for one in found.arms} == {"quick", "slow"}
+    chosen, rung = found._fitting(ch._ordered(found.arms), 9, share=60.0)  # two, up to a round that there is time for
+    assert ({one.name for one in chosen}, rung) == ({"quick", "slow"}, 5)
+
+
+def test_cheap_candidates_get_more_learning_rates_than_there_is_time_for_all(tmp_path: Path) -> None:
+    found = race(tmp_path, [arm("slow", [0.9], seconds=9.0), arm("quick", [0.5], seconds=0.1)])
+    found._plan.candidates.update({one.name: one.config for one in found.arms})
+    made = found._variants(3, share=60.0)
+    assert [one.name for one in made if one.name == "quick"] == ["quick"] * 4
+    assert len(made) == 5  # 27 s for each of the slow one's
 
 
 def test_what_is_planned_fits_the_time(tmp_path: Path) -> None:

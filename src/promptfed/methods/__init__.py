@@ -136,18 +136,6 @@ ALIASES = {
     "fedclip": "fedavg+fedclip",
     "fedit": "fedavg+lora",
 }
-PAPERS = {
-    "pfedpt": "Li et al., TMLR 2024",
-    "pfedpt-tokens": "Li et al., TMLR 2024, Table 6",
-    "fedvpt": "Jia et al., ECCV 2022, averaged",
-    "fedvpt-d": "Jia et al., ECCV 2022, averaged",
-    "promptfl": "Guo et al., 2022",
-    "cocoop": "Zhou et al., CVPR 2022, averaged",
-    "plot": "Chen et al., ICLR 2023, averaged",
-    "fedtpg": "Qiu et al., ICLR 2024",
-    "fedclip": "Lu et al., IEEE Data Eng. Bull. 2023",
-    "fedit": "Zhang et al., ICASSP 2024",
-}
 
 
 class Recipe(NamedTuple):
@@ -281,13 +269,15 @@ def layers(tuning: Tuning) -> list[Tuning]:
 
 def backbones(method: Method) -> str:
     """The backbones it runs on, in words."""
-    needed = {layer.backbones for layer in layers(method.tuning)} | ({"transformers"} if _lacks(method) else set())
+    needed = {layer.backbones for layer in layers(method.tuning)} | (
+        {"transformers"} if lacks_prompts(method) else set()
+    )
     return next(kind for kind in ("CLIP with a ViT", "CLIP", "transformers", "any") if kind in needed)
 
 
 def tunes(method: Method) -> str:
     """What is trained, in words; of a method that cannot do with all weights what it needs."""
-    if _lacks(method):
+    if lacks_prompts(method):
         return FedPr.takes
     return " + ".join(layer.about for layer in layers(method.tuning))
 
@@ -297,5 +287,6 @@ def why_not_cached(tuning: Tuning) -> str:
     return next(layer.uncached for layer in layers(tuning) if layer.uncached)
 
 
-def _lacks(method: Method) -> bool:
+def lacks_prompts(method: Method) -> bool:
+    """Whether its tuning has none, though the method is for prompts only."""
     return isinstance(method, FedPr) and type(layers(method.tuning)[-1]) is Full

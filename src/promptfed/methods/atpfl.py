@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .. import Batch, Context, Method, Model, Params
 from ..seeding import torch_rng
-from ..tuning import as_clip
+from ..tuning import Family, as_clip
 from ..tunings.pixels import Pixels
 from ..tunings.text import TextContext
 from .moon import contrast
@@ -25,6 +25,7 @@ class Twin(Pixels, TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "prompt.": "body"}
     about = "text context + pixel prompt"
+    family = Family.BOTH
     uncached = "a prompt changes what enters the model"
 
     prompt_size: int = Field(30, ge=1, description="width of the frame or side of the patch, in pixels (p)")

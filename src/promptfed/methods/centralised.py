@@ -12,6 +12,7 @@ class Centralised(Method):
     paper = "the usual upper bound"
     reference = True
     centralised = True
+    sends = "training data"
 
     @model_validator(mode="after")
     def _one_model(self) -> "Centralised":

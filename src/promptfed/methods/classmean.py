@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .. import Batch, Context, Method, Model, Params, Phase, State, Tuning, UserError
 from .. import params as P
 from ..method import SUMS
-from ..tuning import GIVEN, OnFeatures
+from ..tuning import GIVEN, Family, OnFeatures
 from ..tunings.heads import by_class, nearest_mean
 
 
@@ -20,7 +20,9 @@ class ClassMeans(OnFeatures):
     """The means as a linear head, which is not trained."""
 
     roles = {"head.": GIVEN}  # noqa: RUF012 - never written to
-    about = "class means, counted"
+    about = "class means"
+    family = Family.FEATURES
+    per_class = True
 
     def init(self, model: Model, seed: int) -> Params:
         weights = model.weights

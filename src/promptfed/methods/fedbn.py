@@ -16,7 +16,7 @@ _NORM = re.compile(r"\.norm\w*\.(weight|bias)$|\.(scale|shift)$")
 class Norms(Transparent):
     """The tuning that it is around, in which normalisation layers have a role of their own."""
 
-    about = "private norms"
+    about = "norms"
     backbones = "transformers"
 
     def role(self, name: str) -> str:

@@ -24,7 +24,7 @@ class Mixture(Wrapper):
     """Several copies of what is tuned, and their weights (pi)."""
 
     roles: ClassVar[dict[str, str]] = {"mixture": "mixture"}
-    about = "mixture"
+    about = "mixture weights"
 
     components: int = Field(3, ge=1, description="number of distributions in the mixture (M)")
 

@@ -26,6 +26,7 @@ class FedMix(Method):
     A newcomer's means are added to the others, and all of them are sent again."""
 
     paper = "Yoon et al., ICLR 2021"
+    sends = "mean images and labels"
 
     mix: float = Field(0.05, gt=0, lt=1, description="weight of the means in the mixture (lambda)")
     mean_size: int = Field(0, ge=0, description="least number of images per mean (M_k); 0: all images of a client")

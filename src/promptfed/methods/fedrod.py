@@ -24,6 +24,7 @@ class TwoHeads(Wrapper):
 
     roles: ClassVar[dict[str, str]] = {"own.": "own"}
     about = "second head"
+    per_class = True
 
     def check(self, model: Model) -> None:
         super().check(model)

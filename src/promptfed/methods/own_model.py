@@ -18,7 +18,7 @@ class Twin(Wrapper):
     """A second copy of what is tuned, which predicts. A private prompt serves both."""
 
     roles: ClassVar[dict[str, str]] = {f"{_OWN}.": _OWN}
-    about = "a model of its own"
+    about = "model of its own"
 
     def init(self, model: Model, seed: int) -> Params:
         first = self.inner.init(model, seed)
@@ -85,7 +85,7 @@ class Blend(Twin):
     """A client predicts with alpha own + (1 - alpha) shared weights."""
 
     roles: ClassVar[dict[str, str]] = {f"{_OWN}.": _OWN, "alpha": _OWN}
-    about = "a mix with a model of its own"
+    about = "model of its own, mixed"
 
     alpha: float = Field(0.5, ge=0, le=1, description="initial share of the client's own model in its mix (alpha)")
 

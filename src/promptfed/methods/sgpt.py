@@ -21,7 +21,7 @@ from .. import Batch, Context, Method, Model, Params, Phase, State, Update, User
 from .. import params as P
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import FEATURES, as_vit
+from ..tuning import FEATURES, Family, as_vit
 from ..tunings.heads import SCALE, LinearHead, moments, scaled, scaling
 from ..tunings.tokens import blank_cls, uniform
 
@@ -38,6 +38,7 @@ class SharedGroup(LinearHead):
 
     roles: ClassVar[dict[str, str]] = {"shared.": "body", "group.": "group", "keys": "keys", **LinearHead.roles}
     about = "shared + group prompts, keys, head"
+    family = Family.TOKENS
     backbones = "transformers"
     images = True  # only the query is frozen
     uncached = "no group is selected, and prompts enter early layers"
@@ -187,6 +188,7 @@ class SharedGroup(LinearHead):
 
 class Sgpt(Method):
     paper = "Deng et al., CVPR 2024"
+    sends = "how often groups are selected"
     tuned = SharedGroup
 
     tuning: SharedGroup = Field(default_factory=SharedGroup, description="what is trained")

@@ -25,6 +25,7 @@ class TwoContexts(TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "own": "own"}
     about = "shared text context + own text context"
+    role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "second text context"}
 
     def init(self, model: Model, seed: int) -> Params:
         own = normal(torch_rng(seed, "own context"), self.context, as_clip(model).text_width)

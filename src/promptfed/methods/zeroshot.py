@@ -6,7 +6,7 @@ from pydantic import Field
 
 from .. import Method, Model, Params, Phase, Tuning, UserError
 from ..models import CLIP
-from ..tuning import NEEDS_CLIP, OnFeatures
+from ..tuning import NEEDS_CLIP, Family, OnFeatures
 
 
 class Nothing(OnFeatures):
@@ -14,6 +14,7 @@ class Nothing(OnFeatures):
 
     roles: ClassVar[dict[str, str]] = {}
     about = "nothing"
+    family = Family.TEXT
     backbones = "CLIP"
 
     def check(self, model: Model) -> None:

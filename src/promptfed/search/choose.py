@@ -1,7 +1,7 @@
 """choose(): which method, with which learning rates, suits a federation, in a budget of minutes.
 
-Successive halving on validation data. Every candidate trains two rounds, which tells what its rounds cost; one that
-could not complete its run within the whole budget is left out. The others are tried with several learning rates, for a
+Successive halving on validation data. The first rounds of every candidate tell what its rounds cost; one that could not
+complete a third of its run within the whole budget is left out. The others are tried with several learning rates, for a
 ninth of the rounds, the best of them for a third, and the best of those for all, as far as the time allows.
 
 DIR/METHOD-xFACTOR/   each candidate: an ordinary run, without its heavy files
@@ -42,6 +42,7 @@ _FROM_SCRATCH = ("local", "fedavg", "fedper", "fedavg+ft", "pfedpt")
 _FACTORS = (1.0, 3.0, 1 / 3, 10.0, 0.1)  # of all learning rates of a method
 _PROBE = 2  # rounds that tell what a round costs: the first one also fills caches
 _RUNGS = (9, 3, 1)  # rounds are divided by
+_LEAST = 3  # so many times the budget a whole run may take: the race compares what rounds there are time for
 _SAFE = 0.85  # of the time that is left may be planned for
 
 
@@ -227,7 +228,7 @@ class _Race:
 
     def run(self) -> None:
         rounds = self._plan.config.rounds
-        self._train(self.arms, min(_PROBE, rounds), self._left() / 2)
+        self._probe()
         for arm in self.arms:
             if not arm.vals:
                 why = "too slow for the budget" if (arm.folder / "config.toml").exists() else "its turn did not come"
@@ -236,7 +237,7 @@ class _Race:
         self._drop_slow()
         rungs = [max(_PROBE, -(-rounds // share)) for share in _RUNGS]
         rungs = sorted({min(rung, rounds) for rung in rungs})
-        racing = self._variants(rungs[0], self._left() / len(rungs))
+        racing = _ordered(self.arms) + self._variants(rungs[0], self._left() / len(rungs))
         for i, rung in enumerate(rungs):
             if i:
                 racing = _best(racing, -(-len(racing) // 3))
@@ -248,13 +249,20 @@ class _Race:
             self._train(racing, to, self._left())
             racing = [arm for arm in racing if to in arm.vals] or racing
 
+    def _probe(self) -> None:
+        """A round of each candidate, and a second one of the cheap ones: the first also fills caches."""
+        budget = self._left()
+        self._train(self.arms, 1, budget / 2)
+        cheap = [arm for arm in self.arms if arm.vals and self._cost(arm, _PROBE) < budget / 40]
+        self._train(cheap, min(_PROBE, self._plan.config.rounds), budget / 8)
+
     def _drop_slow(self) -> None:
-        """Candidates that could not complete their run within the budget, even alone."""
-        rounds, budget = self._plan.config.rounds, 60 * self._plan.minutes
+        """Candidates that could not complete a third of their run within the budget, even alone."""
+        rounds, budget = -(-self._plan.config.rounds // _LEAST), 60 * self._plan.minutes
         slow = {arm.name: self._load + rounds * arm.train + arm.evaluate if arm.vals else inf for arm in self.arms}
         for name, seconds in slow.items():
             if budget < seconds < inf:
-                about = f"its {rounds} rounds would take about {_minutes(seconds)}"
+                about = f"{rounds} of its {self._plan.config.rounds} rounds would take about {_minutes(seconds)}"
                 self.left_out[name] = f"too slow for the budget of {_minutes(budget)}: {about}"
         kept = [arm for arm in self.arms if slow[arm.name] <= budget]
         if not kept:
@@ -263,19 +271,20 @@ class _Race:
         self.arms = kept
 
     def _variants(self, rung: int, share: float) -> list[Arm]:
-        """As many learning rates per candidate as the time allows. The list of arms grows by them."""
-        cost = {arm.name: self._load + rung * arm.train + arm.evaluate for arm in self.arms}
+        """Other learning rates of the candidates, cheap candidates first, as many as there is time for; they become
+        arms of the race."""
         left = _SAFE * share * self._pool.size - sum(self._cost(arm, rung) for arm in self.arms)
+        tunable = sorted((arm for arm in self.arms if arm.rates), key=lambda arm: arm.train)
+        made = []
         for factor in _FACTORS[1:]:
-            more = [arm for arm in self.arms if arm.factor == 1.0 and arm.rates]
-            left -= sum(cost[arm.name] for arm in more)
-            if left < 0:
-                break
-            for arm in more:
-                made = self._arm(arm.name, factor)
-                made.train, made.evaluate = arm.train, arm.evaluate
-                self.arms.append(made)
-        return self.arms
+            for arm in tunable:
+                other = self._arm(arm.name, factor)
+                other.train, other.evaluate = arm.train, arm.evaluate
+                if (cost := self._cost(other, rung)) <= left:
+                    left -= cost
+                    made.append(other)
+        self.arms += made
+        return made
 
     def _fitting(self, arms: Sequence[Arm], rung: int, share: float) -> tuple[list[Arm], int]:
         """The first of these arms that can be trained up to a rung in so many seconds; if not even two can, two of them
@@ -353,9 +362,13 @@ class _Race:
         return shown
 
 
+def _ordered(arms: Sequence[Arm]) -> list[Arm]:
+    return sorted((arm for arm in arms if arm.vals), key=lambda arm: -arm.value())
+
+
 def _best(arms: Sequence[Arm], count: int) -> list[Arm]:
     """The best ones, at most two of a method, and those of at least two methods where there are two."""
-    order = sorted((arm for arm in arms if arm.vals), key=lambda arm: -arm.value())
+    order = _ordered(arms)
     allowed = [arm for i, arm in enumerate(order) if sum(other.name == arm.name for other in order[:i]) < 2]
     kept = allowed[: max(2, count)]
     other = next((arm for arm in allowed if arm.name != allowed[0].name), None)

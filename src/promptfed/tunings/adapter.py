@@ -19,7 +19,7 @@ class Adapter(InLayers):
     model.
     """
 
-    about = "adapter layers"
+    about = "adapter layers + head"
 
     bottleneck: int = Field(16, ge=1, description="width of the adapters")
 

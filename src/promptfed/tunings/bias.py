@@ -10,7 +10,7 @@ class Bias(InLayers):
     """Every bias of a frozen backbone: Ben Zaken et al., "BitFit: Simple Parameter-efficient Fine-tuning for
     Transformer-based Masked Language-models" (ACL 2022)."""
 
-    about = "biases"
+    about = "biases + head"
     backbones = "any"
 
     def biases(self, model: Model) -> Params:

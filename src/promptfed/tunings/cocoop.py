@@ -26,6 +26,7 @@ class ConditionalContext(TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "meta.": "body"}
     about = "text context + meta-net"
+    paper = "Zhou et al., CVPR 2022, averaged"
 
     context: int = Field(4, ge=1, description=TextContext.model_fields["context"].description)
 

@@ -11,7 +11,7 @@ from .. import Batch, Context, Model, Params
 from ..models.base import dense
 from ..models.transformer import linear
 from ..seeding import torch_rng
-from ..tuning import OnFeatures, as_clip
+from ..tuning import Family, OnFeatures, as_clip
 
 
 class FeatureAttention(OnFeatures):
@@ -21,6 +21,8 @@ class FeatureAttention(OnFeatures):
 
     roles: ClassVar[dict[str, str]] = {"adapter.": "body"}
     about = "attention over image features"
+    family = Family.FEATURES
+    paper = "Lu et al., IEEE Data Eng. Bull. 2023"
     backbones = "CLIP"
 
     def check(self, model: Model) -> None:

@@ -21,6 +21,7 @@ class GeneratedContext(TextContext):
 
     roles: ClassVar[dict[str, str]] = {"generator.": "body"}
     about = "generator of a text context"
+    paper = "Qiu et al., ICLR 2024"
 
     context: int = Field(4, ge=1, description=TextContext.model_fields["context"].description)
     heads: int = Field(4, ge=1, description="heads of the cross-attention; the width of the text tower is a multiple")

@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..models import Model
 from ..params import Params
 from ..phases import Batch, Context
-from ..tuning import GIVEN, OnFeatures, Tuning
+from ..tuning import GIVEN, Family, OnFeatures, Tuning
 
 SCALE = "scale"  # mean and deviation (d,) of the features, by which the head sees them
 ABSENT = -1e9  # the bias of a class without samples: never predicted
@@ -29,6 +29,7 @@ class LinearHead(Tuning):
     """
 
     roles: ClassVar[dict[str, str]] = {"head.": "head", f"{SCALE}.": GIVEN}
+    per_class = True
 
     standardise: bool = Field(
         True,
@@ -91,7 +92,8 @@ class LinearHead(Tuning):
 class HeadOnly(LinearHead, OnFeatures):
     """A linear head on frozen features."""
 
-    about: ClassVar[str] = "the head"
+    about: ClassVar[str] = "head"
+    family = Family.FEATURES
 
     def check(self, model: Model) -> None:
         if "head.weight" not in model.weights:

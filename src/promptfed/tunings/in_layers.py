@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import Batch, Context, Model, Params, UserError
 from ..models import CLIP
-from ..tuning import FEATURES, NEEDS_VIT
+from ..tuning import FEATURES, NEEDS_VIT, Family
 from .heads import LinearHead, scaled
 
 Tower = Literal["image", "text"]
@@ -19,6 +19,7 @@ class InLayers(LinearHead):
     """Changes inside one or both towers. A linear head is trained as well; a CLIP classifies by its text features."""
 
     roles: ClassVar[dict[str, str]] = {"body.": "body", **LinearHead.roles}
+    family = Family.LAYERS
     backbones = "transformers"
     uncached = "the first layer is tuned"
 

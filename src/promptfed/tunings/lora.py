@@ -22,7 +22,8 @@ class Lora(InLayers):
     """
 
     roles: ClassVar[dict[str, str]] = {"lora.a.": "body", "lora.b.": "body", **LinearHead.roles}
-    about = "low-rank updates (LoRA)"
+    about = "LoRA + head"
+    paper = "Zhang et al., ICASSP 2024"
 
     rank: int = Field(8, ge=1, description="rank of the updates (r)")
     alpha: float = Field(16.0, gt=0, description="updates are multiplied by alpha / rank")

@@ -15,7 +15,7 @@ from ..models import CLIP, ViT
 from ..models.base import dense, normal
 from ..models.text import Sentences
 from ..seeding import torch_rng
-from ..tuning import as_clip
+from ..tuning import Family, as_clip
 from .tokens import blank_cls
 
 
@@ -27,6 +27,7 @@ class Maple(Tuning):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "deep.": "body", "map.": "data"}
     about = "task prompt + data prompt"
+    family = Family.BOTH
     backbones = "CLIP with a ViT"
     uncached = "prompts enter the first layer"
 

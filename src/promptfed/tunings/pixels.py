@@ -69,6 +69,7 @@ class PixelPrompt(Pixels, PrivatePrompt):
     Federated Learning" (TMLR 2024), Section 3.2."""
 
     about = "private pixel prompt"
+    paper = "Li et al., TMLR 2024"
 
     def check(self, model: Model) -> None:
         super().check(model)

@@ -11,7 +11,7 @@ from .. import Model, Params
 from ..models.base import normal
 from ..models.text import Sentences
 from ..seeding import torch_rng
-from ..tuning import OnFeatures, as_clip
+from ..tuning import Family, OnFeatures, as_clip
 
 
 class TextContext(OnFeatures):
@@ -20,6 +20,8 @@ class TextContext(OnFeatures):
 
     roles: ClassVar[dict[str, str]] = {"context": "body"}
     about = "text context"
+    family = Family.TEXT
+    paper = "Guo et al., 2022"
     backbones = "CLIP"
 
     context: int = Field(16, ge=1, description="number of context vectors")

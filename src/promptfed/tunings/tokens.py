@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import NEEDS_VIT, as_vit
+from ..tuning import NEEDS_VIT, Family, as_vit
 from .heads import LinearHead, scaled
 
 
@@ -21,6 +21,9 @@ class Tokens(LinearHead):
 
     roles: ClassVar[dict[str, str]] = {"tokens.": "body", **LinearHead.roles}
     about = "prompt tokens + head"
+    role_words: ClassVar[dict[str, str]] = {"body": "prompt tokens"}
+    family = Family.TOKENS
+    paper = "Jia et al., ECCV 2022, averaged"
     backbones = "transformers"
     uncached = "tokens enter the first layer"
 
@@ -68,6 +71,7 @@ class TokenPrompt(PrivatePrompt):
     """pFedPT with soft tokens after cls instead of pixels (Table 6)."""
 
     about = "private soft tokens"
+    paper = "Li et al., TMLR 2024, Table 6"
     backbones = "transformers"
 
     prompt_tokens: int = Field(4, ge=1, description="number of soft tokens")

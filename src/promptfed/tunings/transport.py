@@ -71,6 +71,7 @@ class ManyContexts(OverPatches):
     with Optimal Transport for Vision-Language Models" (ICLR 2023)."""
 
     about = "several text contexts"
+    paper = "Chen et al., ICLR 2023, averaged"
 
     prompts: int = Field(4, ge=1, description="number of contexts (N)")
 

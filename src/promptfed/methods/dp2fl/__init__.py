@@ -40,6 +40,7 @@ class Dp2fl(Method):
     """A client without validation data has no data prompt of its own: it always continues from the global one."""
 
     paper = "Chang et al., Scientific Reports 2025"
+    sends = "validation data, losses on those of all"
     own_down = True
     tuned = Maple
     sealed: ClassVar[bool] = False
