@@ -12,6 +12,9 @@ SMALL = {
     "fedotp": {"context": 3, "iterations": 5},
     "plot": {"context": 3, "prompts": 2, "iterations": 5},
     "fedpgp": {"context": 3, "rank": 2},
+    **{name: {"rank": 2, "epochs": 1, "batch_size": 16} for name in ("fedit", "ffa-lora")},
+    "fedsa-lora": {"rank": 2, "epochs": 1, "batch_size": 8},  # A does not move in the first step, where B is zero
+    "flexlora": {"rank": 3, "ranks": (1, 3), "epochs": 1, "batch_size": 16},
     "fedbn": {"epochs": 1},  # of a transformer, all weights of it
 }
 

@@ -171,7 +171,7 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
         Update(10, {}, w(1.0), 5, loss=NAN),
         Update(1, {}, w(2.0), 5),
     ]
-    used, left_out = screen(updates, [8, 1, 2, 3, 4, 5, 6, 7, 9, 10], w(0.0))
+    used, left_out = screen(updates, [8, 1, 2, 3, 4, 5, 6, 7, 9, 10], lambda client: w(0.0))
     assert [update.client for update in used] == [1, 8]
     assert left_out == [
         {"client": 2, "why": "non-finite update"},
@@ -186,14 +186,14 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
 
 
 def test_an_answer_nobody_asked_for_is_not_used() -> None:
-    used, left_out = screen([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1], w(0.0))
+    used, left_out = screen([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1], lambda client: w(0.0))
     assert [update.client for update in used] == [1]
     assert left_out == []
 
 
 def test_a_client_that_has_nothing_to_send_can_be_used() -> None:
     """Local: nothing travels."""
-    used, left_out = screen([Update(1, {}, {}, 5)], [1], {})
+    used, left_out = screen([Update(1, {}, {}, 5)], [1], lambda client: {})
     assert len(used) == 1
     assert left_out == []
 

@@ -105,7 +105,7 @@ class Method(BaseModel):
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
 
     def upload(self, params: Params, ctx: Context) -> Params:
-        """Client: what is sent, with the names and shapes of the shared parameters."""
+        """Client: what is sent, with the names and shapes of uploads()."""
         return self.shared(params)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
@@ -180,6 +180,11 @@ class Method(BaseModel):
         """Client, after training: what it stores besides private parameters, under names that no parameter has.
         Values stored earlier under other names remain."""
         return {}
+
+    def uploads(self, init: Params, client: int) -> Params:
+        """Server: parameters with the names and shapes of what this client sends, by default all shared ones. Where
+        down() sends clients parameters of unequal shapes, these are the client's own."""
+        return self.shared(init)
 
     def unusable(self, state: State, update: Update) -> str:
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever

@@ -103,7 +103,7 @@ def step(
     sent = {client: checked(method, "down", method.down(state, client)) for client in chosen}
     updates, trained = clients.train(sent, round, score=plan.evaluates(round) and plan.after_local != "none")
     # 4. Leave out what cannot be used.
-    used, left_out = screen(updates, chosen, method.shared(init), partial(method.unusable, state))
+    used, left_out = screen(updates, chosen, partial(method.uploads, init), partial(method.unusable, state))
     line = _line(round, chosen, used, left_out)
     if not used:
         return state, line, trained
@@ -182,15 +182,16 @@ def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> lis
 def screen(
     updates: Sequence[Update],
     asked: Sequence[int],
-    shared: Params,
+    uploads: Callable[[int], Params],
     unusable: Callable[[Update], str] = lambda update: "",
 ) -> tuple[list[Update], list[dict[str, Any]]]:
-    """Usable updates in the order of clients; and which clients are left out of the round, and why."""
+    """Usable updates in the order of clients; and which clients are left out of the round, and why. `uploads`: what a
+    client should send, by name and shape."""
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
         update = answered.get(client, Update(client, {}, {}, 0, error="no answer"))
-        why = fault(update, shared) or unusable(update)
+        why = fault(update, uploads(client)) or unusable(update)
         if why:
             left_out.append({"client": client, "why": why})
         else:

@@ -237,8 +237,8 @@ def check_private(case: Case) -> None:
     notes = repr([answer.results for answer in said])
     assert "private" not in notes
     for line in recorder.lines:
-        declared = P.numel(case.method.shared(case.init)) * line["bytes"]["clients"]
-        assert line["bytes"]["parameters_up"] == declared, "more or less goes up than the shared parameters"
+        declared = sum(P.numel(case.method.uploads(case.init, client)) for client in line["clients"])
+        assert line["bytes"]["parameters_up"] == declared, "more or less goes up than the method's uploads()"
     sent = [unpack(blob)[0] for blob in blobs]
     assert sum(map(P.nbytes, sent)) <= sum(map(len, blobs)) <= sum(map(P.nbytes, sent)) + 20_000 * len(blobs)
 

@@ -79,7 +79,19 @@ class Trained:
 def train(
     method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
 ) -> list[Trained]:
-    """Runs the phases on every client of the block."""
+    """Runs the phases on every client of the block; clients whose parameters differ in shape are not stacked."""
+    alike: dict[tuple[torch.Size, ...], list[int]] = {}
+    for i, work in enumerate(block):
+        alike.setdefault(tuple(p.shape for p in work.params.values()), []).append(i)
+    done: dict[int, Trained] = {}
+    for places in alike.values():
+        done |= zip(places, _train(method, model, [block[i] for i in places], phases, seed, round), strict=True)
+    return [done[i] for i in range(len(block))]
+
+
+def _train(
+    method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
+) -> list[Trained]:
     done = [Trained(work.params) for work in block]
     for number, phase in enumerate(phases):
         plans = [

@@ -154,9 +154,10 @@ def test_a_backbone_without_such_layers_is_refused(tuning: Any, model: Any, mess
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("fedavg+lora", {"rank": 2}),  # without a head: text features classify
-        ("fedprox+bias", {"tower": "text"}),
-        ("fedavg+adapter", {"bottleneck": 2, "tower": "image"}),
+        ("fedavg+lora", {"rank": 2, "tower": "text"}),  # without a head: text features classify
+        pytest.param("fedavg+lora", {"rank": 2}, marks=pytest.mark.slow),
+        pytest.param("fedprox+bias", {}, marks=pytest.mark.slow),
+        pytest.param("fedavg+adapter", {"bottleneck": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_towers_conform(name: str, settings: dict[str, Any]) -> None:

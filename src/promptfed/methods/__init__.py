@@ -43,6 +43,9 @@ from .fedpr import FedPr
 from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrod import FedRod
+from .fedsa_lora import FedSaLora
+from .ffa_lora import FfaLora
+from .flexlora import FlexLora
 from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
@@ -99,6 +102,9 @@ METHODS: dict[str, type[Method]] = {
     "promptfolio": PromptFolio,
     "fedpgp": FedPgp,
     "fedotp": FedOtp,
+    "ffa-lora": FfaLora,
+    "fedsa-lora": FedSaLora,
+    "flexlora": FlexLora,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,

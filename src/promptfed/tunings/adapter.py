@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 
@@ -20,6 +22,7 @@ class Adapter(InLayers):
     """
 
     about = "adapter layers + head"
+    role_words: ClassVar[dict[str, str]] = {"body": "adapter layers"}
 
     bottleneck: int = Field(16, ge=1, description="width of the adapters")
 

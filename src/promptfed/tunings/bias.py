@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .. import Model, Params, UserError
 from .in_layers import InLayers
 
@@ -11,6 +13,7 @@ class Bias(InLayers):
     Transformer-based Masked Language-models" (ACL 2022)."""
 
     about = "biases + head"
+    role_words: ClassVar[dict[str, str]] = {"body": "biases"}
     backbones = "any"
 
     def biases(self, model: Model) -> Params:

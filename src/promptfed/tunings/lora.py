@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from .. import Model, Params
+from .. import Model, Params, UserError
 from ..models.base import dense
 from ..seeding import torch_rng
 from .heads import LinearHead
@@ -23,6 +23,7 @@ class Lora(InLayers):
 
     roles: ClassVar[dict[str, str]] = {"lora.a.": "body", "lora.b.": "body", **LinearHead.roles}
     about = "LoRA + head"
+    role_words: ClassVar[dict[str, str]] = {"body": "LoRA"}
     paper = "Zhang et al., ICASSP 2024"
 
     rank: int = Field(8, ge=1, description="rank of the updates (r)")
@@ -30,6 +31,12 @@ class Lora(InLayers):
     projections: tuple[Literal["q", "k", "v"], ...] = Field(
         ("q", "k", "v"), min_length=1, description="which projections are updated: of queries, keys, values"
     )
+
+    def check(self, model: Model) -> None:
+        super().check(model)
+        width = min(model.weights[f"{layer}.qkv.weight"].shape[1] for layer in self.layers(model))
+        if self.rank > width:
+            raise UserError(f'method.rank = {self.rank} must be 1 to {width}, the width of "{model.name}"')
 
     @property
     def scale(self) -> float:
