@@ -22,6 +22,7 @@ class Optimizer(BaseModel):
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    kept: bool = False  # momentum goes on in the client's next round instead of starting at zero
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from . import params as P
 from .seeding import rng
 
 CHUNK = 128  # samples per forward pass where no gradient is needed
+MOMENTUM = "momentum"  # private values below it: momentum that a client keeps from round to round, by parameter
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Trained:
     stats: Params = field(default_factory=dict)
     loss: float = 0.0  # mean over the samples drawn in the last phase
     passes: int = 0
+    momentum: Params = field(default_factory=dict)  # of parameters whose momentum is kept
 
 
 def train(
@@ -92,7 +94,7 @@ def train(
 def _train(
     method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
 ) -> list[Trained]:
-    done = [Trained(work.params) for work in block]
+    done = [Trained(work.params, momentum=P.under(work.private, MOMENTUM)) for work in block]
     for number, phase in enumerate(phases):
         plans = [
             list(batches(len(work.samples), phase, rng(seed, round, work.client, "batches", number))) for work in block
@@ -203,6 +205,7 @@ class LocalPhase:
         loss = partial(client_loss, method, model, phase, block[0].once)
         self.loss = vmap(loss, in_dims=(0, _STACKED)) if len(block) > 1 else loss
         self.optimizers = _optimizers(method, phase, self.state.trained)
+        self.momentum = self._resume_momentum()
         self.loss_sums = torch.zeros(len(block), device=self.samples.y.device)
         self.drawn = np.zeros(len(block), np.int64)
 
@@ -237,15 +240,29 @@ class LocalPhase:
         trained = {name: p.detach() for name, p in self.state.trained.items()}
         parts = P.unstack(trained, k) if k > 1 else [trained]
         stats = P.unstack(self.state.stats, k) if k > 1 else [self.state.stats]
+        momentum = P.unstack(self.momentum, k) if k > 1 else [self.momentum]
         return [
             Trained(
                 {name: parts[i].get(name, p) for name, p in old.params.items()},
                 stats[i],
                 float(self.loss_sums[i]) / max(int(self.drawn[i]), 1),
                 old.passes + int(self.drawn[i]),
+                {**old.momentum, **momentum[i]},
             )
             for i, old in enumerate(self.before)
         ]
+
+    def _resume_momentum(self) -> Params:
+        """Gives SGD the momentum that clients have kept: zero for a client's first time. It is updated in place."""
+        found, names = {}, {id(p): name for name, p in self.state.trained.items()}
+        for optimizer in self.optimizers:
+            for p in optimizer.param_groups[0]["params"]:
+                name = names[id(p)]
+                if self.phase.train[self.method.tuning.role(name)].kept:
+                    each = [c.momentum.get(name, torch.zeros_like(c.params[name])).clone() for c in self.before]
+                    found[name] = torch.stack(each) if len(each) > 1 else each[0]
+                    optimizer.state[p]["momentum_buffer"] = found[name]
+        return found
 
     def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor, views: Sequence[np.ndarray | None]) -> Batch:
         """The next batch of each client, padded to one length where they are stacked."""
@@ -300,14 +317,15 @@ class LocalPhase:
 
     def _descend(self, direction: Params, active: list[bool]) -> None:
         trained = self.state.trained
-        before = None if all(active) else [p.detach().clone() for p in trained.values()]
+        moving = [*trained.values(), *self.momentum.values()]
+        before = None if all(active) else [p.detach().clone() for p in moving]
         for name, p in trained.items():
             p.grad = direction[name]
         for optimizer in self.optimizers:
             optimizer.step()
         if before is not None:  # a client without a batch does not move, whatever momentum or decay would do
             with torch.no_grad():
-                for p, old in zip(trained.values(), before, strict=True):
+                for p, old in zip(moving, before, strict=True):
                     p.copy_(torch.where(_rows(active, p), p, old))
 
 

@@ -223,6 +223,9 @@ class PrivatePrompt(Wrapper):
     prompt_epochs: int = Field(5, ge=0, description="epochs on the prompt alone at the start of a round (E_g)")
     prompt_lr: float = Field(1.0, gt=0, description="learning rate of the prompt (SGD)")
     prompt_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the prompt's SGD")
+    keep_momentum: bool = Field(
+        False, description="the prompt's momentum goes on from round to round instead of starting at zero"
+    )
     joint: bool = Field(False, description="train prompt and weights at once instead of one after the other (Table 8)")
 
     def frozen_name(self, model: Model) -> str:
@@ -236,7 +239,9 @@ class PrivatePrompt(Wrapper):
         """The prompt's initial value, the same for all clients."""
 
     def schedule(self, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-        optimizer = Optimizer(lr=self.prompt_lr, momentum=self.prompt_momentum)
+        optimizer = Optimizer(
+            lr=self.prompt_lr, momentum=self.prompt_momentum, kept=self.keep_momentum and self.prompt_momentum > 0
+        )
         if self.joint:
             both = self.inner.schedule(phases)
             return tuple(replace(phase, train={**phase.train, "private": optimizer}) for phase in both)

@@ -48,6 +48,8 @@ def test_idx_folder(tmp_path: Path, prefix: str, zipped: bool) -> None:
     dataset = load(DatasetConfig(name=str(tmp_path), channels=1))
     assert np.array_equal(dataset.images[:, 0], images)
     assert [dataset.classes[i] for i in dataset.labels] == ["1", "2", "3", "3", "1"]
+    assert dataset.split is not None
+    assert dataset.split.tolist() == [0, 0, 0, 2, 2]
     assert len(load(DatasetConfig(name=str(tmp_path), splits="test"))) == 2
 
 
@@ -89,7 +91,10 @@ def test_split_folders_are_pooled(tmp_path: Path, paint) -> None:
             paint(tmp_path / split / "cat" / f"{i}.png")
     assert len(load(DatasetConfig(name=str(tmp_path)))) == 6
     assert len(load(DatasetConfig(name=str(tmp_path), splits="val"))) == 2
-    assert load(DatasetConfig(name=str(tmp_path))).domains == ()
+    dataset = load(DatasetConfig(name=str(tmp_path)))
+    assert dataset.domains == ()
+    assert dataset.split is not None
+    assert np.bincount(dataset.split).tolist() == [3, 2, 1]
 
 
 def test_domain_folders(tmp_path: Path, paint) -> None:
@@ -167,6 +172,8 @@ def test_parquet_in_the_layout_of_the_hub(tmp_path: Path) -> None:
     assert dataset.classes == ("z", "a")  # as the source orders them
     assert dataset.labels.tolist() == [0, 1, 1, 0]  # the unlabelled one is left out
     assert dataset.images[:, 0, 0, 0].tolist() == [0, 1, 2, 0]
+    assert dataset.split is not None
+    assert dataset.split.tolist() == [0, 0, 0, 2]
     assert len(load(DatasetConfig(name=str(tmp_path / "set"), splits="train"))) == 3
     with pytest.raises(UserError, match=r"has no split val, only train, test"):
         load(DatasetConfig(name=str(tmp_path / "set"), splits="val"))

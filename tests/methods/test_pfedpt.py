@@ -1,6 +1,9 @@
 """pFedPT's prompt and weights (Eq. 5 and 6) against NumPy, alone and around other methods."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from by_hand import (
     COMMON,
@@ -20,7 +23,10 @@ from by_hand import (
 )
 
 from promptfed.methods import create
-from tiny import BODY, HEAD, Numbers, descend, distance, near, numbers, plan, same, work
+from promptfed.params import under
+from promptfed.seeding import rng
+from promptfed.training import batches
+from tiny import BODY, HEAD, SEED, Numbers, arrays, descend, distance, near, numbers, plan, same, toy_host, work
 
 
 def test_pfedpt_trains_the_prompt_and_then_the_weights_on_the_new_prompt() -> None:
@@ -131,3 +137,27 @@ def test_perfedavg_with_a_prompt_takes_meta_steps_on_the_weights_only() -> None:
     one = work(initial(method), N)
     p = descend(numbers(one.params), one.samples, plan(N, B, 2, number=0), at(0.8, *SIDES), prompted())
     same(local_round(method, one).params, descend(p, one.samples, plan(N, B, 2, number=1), at(LR, *WEIGHTS), meta))
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_a_kept_momentum_goes_on_in_the_next_round(block: int, tmp_path: Path) -> None:
+    settings = {**COMMON, **PROMPT, "epochs": 0, "prompt_momentum": 0.5, "keep_momentum": True}
+    method = create("pfedpt", settings)
+    host = toy_host(method, tmp_path, sizes=(8, 5), block=block)
+    for round in (1, 2):
+        works = [host.work(client, dict(MODEL.weights), round) for client in (0, 1)]
+        for i in range(0, 2, block):
+            host.train(works[i : i + block], round, score=False)
+    for client in (0, 1):
+        (x, y), n = arrays(host.samples(host.federation.sites[client].train)), len(works[client].samples)
+        p, velocity = numbers(host.init), dict.fromkeys(SIDES, 0.0)
+        for round in (1, 2):
+            phase = method.schedule(round)[0]
+            for index in batches(n, phase, rng(SEED, round, client, "batches", 0)):
+                slope = prompted()(p, x[index], y[index])
+                velocity = {side: 0.5 * v + slope[side] for side, v in velocity.items()}
+                p = {name: v - 0.8 * velocity[name] if name in velocity else v for name, v in p.items()}
+        found = host.work(client, dict(MODEL.weights), 3)
+        same(found.params, p)
+        same(under(found.private, "momentum"), velocity)
+    host.store.close()

@@ -20,7 +20,7 @@ from ..params import Params
 from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
 from ..scoring import evaluate
-from ..training import Samples, Trained, Work, chunks, context, train
+from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
 from .store import Store
@@ -177,7 +177,7 @@ class Host:
             if score:
                 result.after_local = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
-            private = {**further, **self.method.kept(params), **kept}
+            private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
             remembered = _stored(private, self.method.remembered(params))
             if remembered:
                 memories[work.client] = remembered

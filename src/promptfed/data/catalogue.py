@@ -30,6 +30,7 @@ class Entry:
     keep: tuple[str, ...] = ()  # a subset of the source's classes
     folder: str | None = None  # idx files, used instead of the hub where they exist
     manual: str | None = None  # what to fetch and how to lay it out
+    test: int = 0  # images of the official test set, where known
 
 
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -39,10 +40,11 @@ _DOMAINNET_10 = (
 
 CATALOGUE: dict[str, Entry] = {
     "digits": Entry("Handwritten digits of scikit-learn", 10, 1_797, 32, mean=_HALF, std=_HALF),
-    "mnist": Entry("MNIST", 10, 70_000, 32, hub="ylecun/mnist", mean=(0.1307,) * 3, std=(0.3081,) * 3),
+    "mnist": Entry("MNIST", 10, 70_000, 32, hub="ylecun/mnist", mean=(0.1307,) * 3, std=(0.3081,) * 3, test=10_000),
     "fashion-mnist": Entry(
         "Fashion-MNIST", 10, 70_000, 32, hub="zalando-datasets/fashion_mnist", mean=(0.2860,) * 3, std=(0.3530,) * 3,
-        names=_FASHION, folder="/usr/share/datasets/fashion-mnist",  # Debian's package dataset-fashion-mnist
+        names=_FASHION, test=10_000,
+        folder="/usr/share/datasets/fashion-mnist",  # Debian's package dataset-fashion-mnist
     ),
     "notmnist": Entry(  # its hand-cleaned part
         "notMNIST (letters A to J)", 10, 18_750, 32, hub="anubhavmaity/notMNIST", mean=_HALF, std=_HALF,
@@ -50,15 +52,15 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "svhn": Entry(  # without the 531,131 easier images of its third split, extra
         "Street View House Numbers", 10, 99_289, 32, hub="ufldl-stanford/svhn", config="cropped_digits",
-        mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), splits=("train", "test"),
+        mean=(0.4377, 0.4438, 0.4728), std=(0.1980, 0.2010, 0.1970), splits=("train", "test"), test=26_032,
     ),
     "cifar10": Entry(
         "CIFAR-10", 10, 60_000, 32, hub="uoft-cs/cifar10", image_column="img",
-        mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616),
+        mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), test=10_000,
     ),
     "cifar100": Entry(  # the 20 superclasses are its domains
         "CIFAR-100", 100, 60_000, 32, 20, hub="uoft-cs/cifar100", image_column="img", label_column="fine_label",
-        domain_column="coarse_label", mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762),
+        domain_column="coarse_label", mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), test=10_000,
     ),
     "tiny-imagenet": Entry(  # classes are WordNet ids
         "Tiny-ImageNet", 200, 110_000, 64, hub="zh-plus/tiny-imagenet",

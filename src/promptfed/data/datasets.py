@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,11 @@ class Dataset(Labels):
 
     def __reduce__(self) -> Any:
         return Dataset.open, (self.path,)
+
+    def part(self, chosen: np.ndarray) -> "Dataset":
+        """What is known about the images at these indices, without their pixels."""
+        arrays = {key: array[chosen] for key, array in self.arrays().items()}
+        return replace(self, images=self.images[:0], **arrays)
 
     @classmethod
     def open(cls, path: Path | str) -> "Dataset":

@@ -1,7 +1,7 @@
 """Ways to split a dataset among clients."""
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -9,17 +9,24 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ..errors import UserError
 from .datasets import Dataset
 from .federation import Federation, Site
+from .shares import (
+    Share,
+    among,
+    apportion,
+    by_owner,
+    draw_from_pools,
+    hands_of,
+    official_test,
+    rank_of,
+    shards,
+    stratified,
+    thirds,
+    uneven_shards,
+)
 
 _TRIES = 100  # draws of a random partition before giving up on min_samples
+_UNEVEN = "Sizes as in pFedPT's code: of each class, one client gets nearly half and the others parts of an even share."
 _STREAM = 0x9A27  # keeps these draws apart from other uses of the same seed
-
-
-class Share(NamedTuple):
-    """The indices of one client."""
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
 
 
 class Partition(BaseModel):
@@ -52,11 +59,15 @@ class Partition(BaseModel):
 
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         """Train, validation and test indices for every client: what was assigned, split within each class."""
+        return stratified(self.assigned(dataset, rng), dataset.labels, self.split, rng)
+
+    def assigned(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        """What is assigned, redrawn until every client has enough."""
         for _ in range(_TRIES):
             parts = self.assign(dataset, rng)
             smallest = min(len(part) for part in parts)
             if smallest >= self.min_samples:
-                return stratified(parts, dataset.labels, self.split, rng)
+                return parts
             if self.min_samples * len(parts) > len(dataset):
                 break
         raise UserError(
@@ -69,16 +80,46 @@ class Partition(BaseModel):
         return [f"client-{i}" for i in range(count)]
 
 
-class Iid(Partition, kind="iid"):
+class Official(Partition):
+    """A partition of the whole dataset, or of its training part if its official test set stays a test set."""
+
+    official: bool = Field(
+        False,
+        description="Keep the dataset's official test set: clients divide it in the proportions of their training data "
+        "of each class (and domain), and `split` divides the rest into train and validation.",
+    )
+
+    def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
+        if not self.official:
+            return super().shares(dataset, rng)
+        held_out = np.zeros(len(dataset), bool) if dataset.split is None else dataset.split == 2
+        if not held_out.any() or held_out.all():
+            raise UserError(
+                f'partition.official = true: dataset "{dataset.name}" has no official test set as it is loaded '
+                "(allowed: false)"
+            )
+        whole = np.flatnonzero(~held_out)
+        parts = [whole[part] for part in self.assigned(dataset.part(whole), rng)]
+        train, val, _ = self.split
+        shares = stratified(parts, dataset.labels, (train / (train + val), val / (train + val), 0.0), rng)
+        tests = official_test(dataset, parts, np.flatnonzero(held_out), rng)
+        return [share._replace(test=test) for share, test in zip(shares, tests, strict=True)]
+
+
+class Iid(Official, kind="iid"):
     """Samples are shuffled and split evenly: all clients have the same distribution."""
 
+    uneven: bool = Field(False, description=_UNEVEN)
+
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
+        if self.uneven:
+            return uneven_shards(dataset, self.clients, len(np.unique(dataset.labels)), self.min_samples, rng)
         if self.clients > len(dataset):
             raise UserError(f"partition.clients = {self.clients} is more than the {len(dataset)} samples")
         return np.array_split(rng.permutation(len(dataset)), self.clients)
 
 
-class Dirichlet(Partition, kind="dirichlet"):
+class Dirichlet(Official, kind="dirichlet"):
     """Label skew: the samples of each class go to clients in proportions drawn from Dir(alpha) (Hsu et al. 2019)."""
 
     remedy: ClassVar[str] = f"{Partition.remedy}, or raise partition.alpha"
@@ -87,22 +128,29 @@ class Dirichlet(Partition, kind="dirichlet"):
         0.3, gt=0, allow_inf_nan=False, description="Concentration: small: few classes per client, large: nearly iid."
     )
     min_samples: int = Field(10, ge=1, description="Minimum number of samples per client; redrawn until it is reached.")
+    capped: bool = Field(
+        False,
+        description="A client that has its even share of all samples gets none of the next class (pFedPT's code).",
+    )
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         owner = np.empty(len(dataset), dtype=np.int64)
+        held = np.zeros(self.clients, dtype=np.int64)
         for label in range(len(dataset.classes)):
             members = rng.permutation(np.flatnonzero(dataset.labels == label))
             proportions = rng.dirichlet(np.full(self.clients, self.alpha))
-            # rounded from a random start: always rounding down would starve the first of many clients
-            cuts = np.floor(np.cumsum(proportions)[:-1] * len(members) + rng.random())
-            owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+            if self.capped:
+                proportions = among(held * self.clients < len(dataset), proportions)
+            owner[members] = apportion(proportions, len(members), rng)
+            held += np.bincount(owner[members], minlength=self.clients)
         return by_owner(owner, self.clients)
 
 
-class Pathological(Partition, kind="pathological"):
+class Pathological(Official, kind="pathological"):
     """Label skew: every client holds the same small number of classes, in equal shards of each."""
 
     classes_per_client: int = Field(2, ge=1, description="Number of classes per client.")
+    uneven: bool = Field(False, description=_UNEVEN)
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
         present = np.unique(dataset.labels)
@@ -110,10 +158,12 @@ class Pathological(Partition, kind="pathological"):
             raise UserError(
                 f"partition.classes_per_client = {self.classes_per_client} is more than the {len(present)} classes"
             )
-        return _shards(dataset, _hands(present, self.clients, self.classes_per_client, rng), rng)
+        if self.uneven:
+            return uneven_shards(dataset, self.clients, self.classes_per_client, self.min_samples, rng)
+        return shards(dataset, hands_of(present, self.clients, self.classes_per_client, rng), rng)
 
 
-class Disjoint(Partition, kind="disjoint"):
+class Disjoint(Official, kind="disjoint"):
     """Label skew: each class belongs to one client only."""
 
     def assign(self, dataset: Dataset, rng: np.random.Generator) -> list[np.ndarray]:
@@ -123,10 +173,10 @@ class Disjoint(Partition, kind="disjoint"):
                 f"partition.clients = {self.clients} is more than the {len(present)} classes, "
                 "each of which goes to one client"
             )
-        return _shards(dataset, np.array_split(rng.permutation(present), self.clients), rng)
+        return shards(dataset, np.array_split(rng.permutation(present), self.clients), rng)
 
 
-class Domain(Partition, kind="domain"):
+class Domain(Official, kind="domain"):
     """Feature skew: every client holds images of one domain only."""
 
     clients: int = Field(0, ge=0, description="Number of clients, spread evenly over the domains; 0: one per domain.")
@@ -169,14 +219,14 @@ class FewShot(Partition, kind="few-shot"):
         present = rng.permutation(np.unique(dataset.labels))
         copies = -(-self.clients // len(present))  # above 1: a class for each client, in turn
         dealt = present if copies == 1 else np.tile(present, copies)[: self.clients]
-        return _shards(dataset, np.array_split(dealt, self.clients), rng)
+        return shards(dataset, np.array_split(dealt, self.clients), rng)
 
     def shares(self, dataset: Dataset, rng: np.random.Generator) -> list[Share]:
         val = min(self.shots, 4)
         shares = []
         for part in self.assign(dataset, rng):
             order = rng.permutation(part)
-            counts, rank = _rank(dataset.labels[order])
+            counts, rank = rank_of(dataset.labels[order])
             short = np.flatnonzero((counts > 0) & (counts < self.shots + val + 1))
             if len(short):
                 raise UserError(
@@ -229,12 +279,12 @@ class Dominant(Partition, kind="dominant"):
             )
         demand = np.stack([train, val, test], 1).reshape(3 * self.clients, -1)  # (3 clients, classes)
         if self.overlap:
-            return _thirds(_draw_from_pools(dataset.labels, demand, [self.shots, self.shots + quarter], rng))
+            return thirds(draw_from_pools(dataset.labels, demand, [self.shots, self.shots + quarter], rng))
         owner = np.full(len(dataset), -1, dtype=np.int64)
         for label, counts in enumerate(demand.T):
             wanted = np.repeat(np.arange(3 * self.clients), counts)
             owner[rng.permutation(np.flatnonzero(dataset.labels == label))[: len(wanted)]] = wanted
-        return _thirds(by_owner(owner, 3 * self.clients))
+        return thirds(by_owner(owner, 3 * self.clients))
 
     def _train_counts(self, present: np.ndarray, classes: int, rng: np.random.Generator) -> np.ndarray:
         kept = max(1, round(self.shots * self.keep))
@@ -245,19 +295,6 @@ class Dominant(Partition, kind="dominant"):
             row[own] = kept
             row[own[0]] = min(self.shots, kept + round(self.shots * self.add))  # own is in random order
         return counts
-
-
-def _draw_from_pools(
-    labels: np.ndarray, demand: np.ndarray, cuts: list[int], rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Train, validation and test of one client after the other, as many of each class as demand (3 clients, classes)
-    says. A class is cut into three pools at these places; each client draws from them as if it were alone."""
-    drawn: list[list[np.ndarray]] = [[] for _ in demand]
-    for label, counts in enumerate(demand.T):
-        pools = np.split(rng.permutation(np.flatnonzero(labels == label)), cuts)
-        for i, count in enumerate(counts):
-            drawn[i].append(rng.permutation(pools[i % 3])[:count])
-    return [np.concatenate(parts) for parts in drawn]
 
 
 class Sites(Partition, kind="sites"):
@@ -309,107 +346,3 @@ def federate(dataset: Dataset, partition: Partition, seed: int) -> Federation:
     )
     about: dict[str, Any] = {"kind": partition.kind, **partition.model_dump(mode="json"), "seed": seed}
     return Federation(dataset, sites, about)
-
-
-def by_owner(owner: np.ndarray, count: int) -> list[np.ndarray]:
-    """Index lists of `count` owners from the owner of each index; negative: no owner."""
-    order = np.argsort(owner, kind="stable")
-    sizes = np.bincount(owner[owner >= 0], minlength=count)
-    return np.split(order[len(owner) - sizes.sum() :], np.cumsum(sizes)[:-1])
-
-
-def _hands(classes: np.ndarray, clients: int, size: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal `size` different classes to every client from shuffled decks, so that all classes are used about equally."""
-    deck: list[int] = []
-    hands = []
-    for _ in range(clients):
-        hand: list[int] = []
-        while len(hand) < size:
-            drawn = next((card for card in deck if card not in hand), None)
-            if drawn is None:
-                deck += rng.permutation(classes).tolist()
-                continue
-            deck.remove(drawn)
-            hand.append(drawn)
-        hands.append(np.array(hand))
-    return hands
-
-
-def _shards(dataset: Dataset, hands: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """Every class is split evenly among the clients that hold it; `hands` are the classes of each client."""
-    holder = np.repeat(np.arange(len(hands)), [len(hand) for hand in hands])
-    held = np.concatenate(hands)
-    owner = np.full(len(dataset), -1, dtype=np.int64)
-    for label in np.unique(held):
-        clients = holder[held == label]
-        members = rng.permutation(np.flatnonzero(dataset.labels == label))
-        if len(members) < len(clients):
-            raise UserError(
-                f"partition.clients = {len(hands)} is too many: {len(clients)} of them would share "
-                f'the {len(members)} samples of "{dataset.classes[label]}"'
-            )
-        owner[members] = clients[np.arange(len(members)) * len(clients) // len(members)]
-    return by_owner(owner, len(hands))
-
-
-def _rank(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How often each label occurs, and for each position how many equal labels come before it."""
-    counts = np.bincount(labels)
-    rank = np.empty(len(labels), dtype=np.int64)
-    rank[np.argsort(labels, kind="stable")] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return counts, rank
-
-
-def stratified(
-    parts: list[np.ndarray], labels: np.ndarray, split: tuple[float, float, float], rng: np.random.Generator
-) -> list[Share]:
-    """Split every client's samples so that train, validation and test have its own class proportions.
-
-    Classes with 1 or 2 samples stay in train, and each class keeps at least one sample there. All clients at once,
-    as a loop over ten thousand of them would take minutes.
-    """
-    clients = len(parts)
-    sizes = np.array([len(part) for part in parts])
-    index = np.concatenate(parts).astype(np.int64)  # (M,)
-    owner = np.repeat(np.arange(clients), sizes)  # (M,)
-    shuffle = rng.permutation(len(index))
-    order = shuffle[np.lexsort((labels[index][shuffle], owner[shuffle]))]  # by client, class, at random
-    index, owner = index[order], owner[order]
-
-    # groups of one class of one client: g of them
-    fresh = np.r_[True, (owner[1:] != owner[:-1]) | (labels[index][1:] != labels[index][:-1])]
-    start = np.flatnonzero(fresh)  # (g,)
-    holder = owner[start]  # (g,)
-    size = np.diff(np.r_[start, len(index)])  # (g,)
-    val = _quota(size, holder, split[1])
-    test = np.minimum(_quota(size, holder, split[2]), size - 1)
-    val = np.minimum(val, size - 1 - test)
-
-    if split[2] > 0:  # a client with at least 3 samples gets test data
-        tested = np.bincount(holder, test, minlength=clients)
-        largest = np.lexsort((np.arange(len(size)), -size, holder))  # groups of a client, largest first
-        first = largest[np.r_[True, holder[largest][1:] != holder[largest][:-1]]]
-        lacking = first[(tested[holder[first]] == 0) & (sizes[holder[first]] >= 3)]
-        val[lacking] = np.minimum(val[lacking], np.maximum(size[lacking] - 2, 0))
-        test[lacking] = 1
-
-    rank = np.arange(len(index)) - np.repeat(start, size)  # (M,) place within the group
-    held_out = np.repeat(test, size)
-    which = np.where(rank < held_out, 2, np.where(rank < held_out + np.repeat(val, size), 1, 0))
-    return _thirds([index[cell] for cell in by_owner(owner * 3 + which, clients * 3)])
-
-
-def _thirds(cells: list[np.ndarray]) -> list[Share]:
-    """Train, validation and test of one client after the other."""
-    return [Share(*cells[i : i + 3]) for i in range(0, len(cells), 3)]
-
-
-def _quota(size: np.ndarray, holder: np.ndarray, share: float) -> np.ndarray:
-    """How many samples of each group to hold out: rounded on the running total, so that a client's sum is right."""
-    eligible = np.where(size >= 3, size, 0)
-    running = np.cumsum(eligible)
-    before = np.r_[0, running[:-1]][np.searchsorted(holder, holder)]  # total of all earlier clients
-    upto = np.floor((running - before) * share + 0.5)
-    since = np.floor((running - eligible - before) * share + 0.5)
-    quota: np.ndarray = (upto - since).astype(np.int64)
-    return quota

@@ -9,7 +9,7 @@ from ..errors import UserError, unknown
 from ..seeding import rng
 from .datasets import Dataset
 from .federation import Site
-from .partitions import stratified
+from .shares import stratified
 from .sources import Source, folder, spelled
 
 SPLIT = (0.7, 0.1, 0.2)  # train, validation, test

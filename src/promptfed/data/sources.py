@@ -20,6 +20,7 @@ from . import shapes
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"})
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 SPLIT_NAMES = ("train", "val", "test")
+FIXED = "with splits"  # in the identity of sources that once were decoded without their split
 ARRAYS = ("labels", "domain", "site", "split")
 
 
@@ -33,7 +34,7 @@ class Labels:
     domain: np.ndarray | None = None  # int64 (N,), index into domains
     sites: tuple[str, ...] = ()
     site: np.ndarray | None = None  # int64 (N,), index into sites
-    split: np.ndarray | None = None  # int8 (N,), 0 train 1 val 2 test, where the source fixes it for every site
+    split: np.ndarray | None = None  # int8 (N,), 0 train 1 val 2 test, where the source fixes it
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -174,10 +175,11 @@ def idx(folder: Path, splits: tuple[str, ...]) -> Located:
         raise UserError(
             f'dataset.name = "{folder}" holds several idx datasets ({", ".join(prefixes)}); keep one per folder'
         )
-    chosen = [m.string for m in matches if not splits or SPLIT_NAMES[_which(m["split"])] in splits]
+    chosen = [m for m in matches if not splits or SPLIT_NAMES[_which(m["split"])] in splits]
     if not chosen:
         raise UserError(f'dataset.splits: "{folder}" has no such split, only {", ".join(m["split"] for m in matches)}')
-    pairs = [(folder / name, folder / re.sub(r"images([-.])idx3", r"labels\1idx1", name)) for name in chosen]
+    names = [m.string for m in chosen]
+    pairs = [(folder / name, folder / re.sub(r"images([-.])idx3", r"labels\1idx1", name)) for name in names]
     for _, label_file in pairs:
         if not label_file.is_file():
             raise UserError(f'dataset.name = "{folder}" lacks the label file {label_file.name}')
@@ -189,9 +191,10 @@ def idx(folder: Path, splits: tuple[str, ...]) -> Located:
             if len(some) != len(theirs):
                 raise UserError(f"{image_file} holds {len(some)} images but its label file {len(theirs)} labels")
         classes, target = indexed(np.concatenate(labels))
-        return _arrays(np.concatenate(images), target, classes, "image")
+        split = np.repeat([_which(m["split"]) for m in chosen], [len(some) for some in images]).astype(np.int8)
+        return replace(_arrays(np.concatenate(images), target, classes, "image"), split=split)
 
-    return Located(identify(folder, [file for pair in pairs for file in pair]), read)
+    return Located(f"{identify(folder, [file for pair in pairs for file in pair])} {FIXED}", read)
 
 
 def _read_idx(file: Path, dimensions: int) -> np.ndarray:
@@ -236,12 +239,14 @@ def folder(path: Path, splits: tuple[str, ...]) -> Located:
             labels=labels, classes=classes, image=lambda i: Image.open(path / files[i]), name=lambda i: str(files[i])
         )
         names, index = indexed([file.parts[0] for file in files])
+        if by_split:
+            source = replace(source, split=np.array([SPLITS[_split_of(file)] for file in files], dtype=np.int8))
         if depth == 4:
-            split = np.array([SPLITS[_split_of(file)] for file in files], dtype=np.int8)
-            return replace(source, sites=names, site=index, split=split)
+            return replace(source, sites=names, site=index)
         return replace(source, domains=names, domain=index) if depth == 3 and not by_split else source
 
-    return Located(identify(path, [path / file for file in files]), read)
+    identity = identify(path, [path / file for file in files])
+    return Located(f"{identity} {FIXED}" if by_split and depth == 3 else identity, read)
 
 
 def _split_of(file: Path) -> str:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ..errors import UserError
 from .hub import failed, snapshot, unreachable
-from .sources import SPLIT_NAMES, SPLITS, Located, Source, identify, walk
+from .sources import FIXED, SPLIT_NAMES, SPLITS, Located, Source, identify, walk
 
 LABEL_NAMES = ("label", "fine_label", "labels", "class", "target", "category")  # in order of preference
 _TABLES = frozenset({".parquet", ".arrow"})
@@ -41,7 +41,7 @@ def of_hub(name: str, config: str | None, wanted: Wanted) -> Located:
     def load(datasets: Any, scratch: Path) -> Any:
         return datasets.load_dataset(str(folder or name), config, cache_dir=str(scratch), **options)
 
-    return Located(f"hub {name} {config} {revision}", lambda scratch: _read(load, scratch, name, wanted))
+    return Located(f"hub {name} {config} {revision} {FIXED}", lambda scratch: _read(load, scratch, name, wanted))
 
 
 def of_files(path: Path, wanted: Wanted) -> Located:
@@ -54,7 +54,7 @@ def of_files(path: Path, wanted: Wanted) -> Located:
         options = {"path": path.suffix[1:], "data_files": str(path)} if path.is_file() else {"path": str(path)}
         return datasets.load_dataset(**options, cache_dir=str(scratch))
 
-    identity = identify(path if path.is_dir() else path.parent, find(path))
+    identity = f"{identify(path if path.is_dir() else path.parent, find(path))} {FIXED}"
     return Located(identity, lambda scratch: _read(load, scratch, str(path), wanted))
 
 
@@ -109,7 +109,8 @@ def _source(parts: dict[str, Any], name: str, wanted: Wanted) -> Source:
     classes, labels = _names(pooled, label)
     domains, where = _names(pooled, domain) if domain else ((), None)
     cells = pooled.data.column(image)  # arrow: indexed ten times faster than the dataset
-    starts = np.cumsum([0, *(len(part) for part in labelled.values())])
+    sizes = [len(part) for part in labelled.values()]
+    starts = np.cumsum([0, *sizes])
 
     def title(i: int) -> str:
         part = int(np.searchsorted(starts, i, side="right")) - 1
@@ -119,7 +120,10 @@ def _source(parts: dict[str, Any], name: str, wanted: Wanted) -> Source:
         cell = cells[i].as_py()
         return Image.open(io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])
 
-    source = Source(labels=labels, classes=classes, image=picture, name=title, domains=domains, domain=where)
+    split = np.repeat([SPLITS.get(key.lower(), 0) for key in labelled], sizes).astype(np.int8)
+    source = Source(
+        labels=labels, classes=classes, image=picture, name=title, domains=domains, domain=where, split=split
+    )
     source = source.take(np.flatnonzero(labels >= 0))  # -1 marks a missing label on the hub
     if len(source) == 0:
         raise UserError(f'dataset.name = "{name}" holds no labelled images in {", ".join(parts)}')

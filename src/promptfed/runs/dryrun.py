@@ -130,6 +130,7 @@ def placeholder(given: DatasetConfig, backbone: str) -> Dataset:
     channels, side = given.channels or 3, given.size or (published.size[0] if published else entry.size)
     domain = np.arange(n) // entry.classes % kinds if entry.domains else None
     names = tuple(f"domain {i}" for i in range(entry.domains))
+    test = n * entry.test // (entry.images or n)
     return Dataset(
         name=given.name,
         images=np.broadcast_to(np.uint8(0), (n, channels, side, side)),
@@ -141,6 +142,7 @@ def placeholder(given: DatasetConfig, backbone: str) -> Dataset:
         domain=domain,
         sites=names,
         site=domain,
+        split=(np.arange(n) >= n - test) * np.int8(2) if test else None,
         fingerprint="placeholder",
         path=Path(),
     )
