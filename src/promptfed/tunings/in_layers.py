@@ -20,6 +20,7 @@ class InLayers(LinearHead):
 
     roles: ClassVar[dict[str, str]] = {"body.": "body", **LinearHead.roles}
     family = Family.LAYERS
+    per_class = False  # on a CLIP, which has no head
     backbones = "transformers"
     uncached = "the first layer is tuned"
 
