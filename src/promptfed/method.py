@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -202,6 +202,10 @@ class Method(BaseModel):
     def common(self, state: State) -> Params | None:
         """Server: the one model that a personal method has besides the clients' own, for clients that never train."""
         return None
+
+    def describe(self, state: State, clients: Sequence[int]) -> dict[str, float]:
+        """Server, at an evaluation: numbers about its state for the record, given the clients that have a model."""
+        return {}
 
     def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
         """Evaluation: (B,) the group of each sample, if the method has groups."""

@@ -147,9 +147,10 @@ def _evaluate(
         stages["common"] = clients.evaluate(
             dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
         )
-    found: Line = {}
+    described = method.describe(state, list(served))
+    found: Line = {"server": described} if described else {}
     for stage, scored in stages.items():
-        one_model = stage == "common" or (stage == "aggregated" and not method.personal)
+        one_model = method.serves if stage == "common" else stage == "aggregated" and not method.personal
         for new in (False, True):
             part = [s for s in scored if (s.client in plan.newcomers) is new]
             if part:

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..methods import parse
 from ..report import marks, style
 from ..report.gather import SeedRun, gather
-from ..runs.tables import in_percent, spread
+from ..runs.cells import in_percent, spread
 from ..tuning import Full, PrivatePrompt
 from ..tunings.heads import HeadOnly
 from . import Found, Options
