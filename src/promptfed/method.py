@@ -109,8 +109,8 @@ class Method(BaseModel):
         return self.shared(params)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
-        """Server: the new state. By default the clients' mean, weighted by their numbers of samples."""
-        return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
+        """Server: the new state. By default of the clients' mean, weighted by their numbers of samples."""
+        return self.merge(state, P.mean([u.up for u in updates], [u.n for u in updates]))
 
     def adapt(self) -> tuple[Phase, ...]:
         """Client: training before an evaluation, on a copy, by plain cross-entropy: fine-tuning baselines. A private
@@ -181,15 +181,20 @@ class Method(BaseModel):
         Values stored earlier under other names remain."""
         return {}
 
-    def uploads(self, init: Params, client: int) -> Params:
-        """Server: parameters with the names and shapes of what this client sends, by default all shared ones. Where
-        down() sends clients parameters of unequal shapes, these are the client's own."""
-        return self.shared(init)
+    def uploads(self, shared: Params, client: int) -> Params:
+        """Server: the shared parameters in the shapes that this client sends. They differ between clients where those
+        that down() sends do."""
+        return shared
 
     def unusable(self, state: State, update: Update) -> str:
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever
         aggregate() and send_second() rely on is checked here. Parameters have been checked."""
         return ""
+
+    def merge(self, state: State, mean: Params) -> State:
+        """Server: the new state, by the clients' mean alone. A method that needs no more overrides this instead of
+        aggregate(): updates are then added up as they come, and a round needs the memory of one."""
+        return {**state, **mean}
 
     def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
         """Server, after aggregation: a second message to some of the round's clients."""
@@ -277,6 +282,11 @@ class Method(BaseModel):
     def serves(self) -> bool:
         """Whether there is a model for a client that never trains."""
         return not self.personal or type(self).common is not Method.common
+
+    @property
+    def streams(self) -> bool:
+        """Whether the server needs only the mean of a round's updates."""
+        return type(self).aggregate is Method.aggregate and type(self).send_second is Method.send_second
 
     @property
     def enrolls(self) -> bool:

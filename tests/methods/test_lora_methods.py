@@ -1,6 +1,5 @@
 """FFA-LoRA, FedSA-LoRA and FlexLoRA: what is trained, what travels, and the server's step by hand."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import torch
 
 import promptfed
 from promptfed.errors import UserError
+from promptfed.intake import Intake
 from promptfed.method import Method
 from promptfed.methods import create
 from promptfed.models.vit import vit
 from promptfed.params import Params
 from promptfed.phases import Update
-from promptfed.server import screen
 from promptfed.training import Work, train
 from tiny import near, samples
 
@@ -126,10 +125,9 @@ def test_an_update_of_another_clients_rank_is_left_out() -> None:
     state = method.begin(MODEL, init, 3)
     first, second = (answered(method, state, client, 5) for client in (0, 1))
     wrong = Update(0, second.sent, second.up, 5)
-    used, left_out = screen([wrong, second], [0, 1], partial(method.uploads, init))
-    assert [u.client for u in used] == [1]
-    assert left_out == [{"client": 0, "why": "names or shapes differ from the shared parameters"}]
-    assert len(screen([first, second], [0, 1], partial(method.uploads, init))[0]) == 2
+    intake = Intake(method, state, method.shared(init), {0: 5, 1: 5})
+    assert [intake.take(update).error for update in (first, second)] == ["", ""]
+    assert intake.take(wrong).error == "names or shapes differ from the shared parameters"
 
 
 @pytest.mark.parametrize("ranks", [(0, 2), (2, 5)])

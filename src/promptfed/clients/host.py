@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import params as P
 from ..data import Federation
@@ -74,14 +75,13 @@ class Host:
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
-            for i in range(0, len(request.clients), self.block):
-                part = request.clients[i : i + self.block]
-                block = [self.work(to.client, received[to.blob], as_of, to.once) for to in part]
-                if isinstance(task, M.Train):
-                    trained, sent = self.train(block, task.round, task.score)
-                    results += trained
-                    answers += sent
-                else:
+            parts = (request.clients[i : i + self.block] for i in range(0, len(request.clients), self.block))
+            blocks = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
+            if isinstance(task, M.Train):
+                trained, answers = self.train(blocks, task.round, task.score)
+                results += trained
+            else:
+                for block in blocks:
                     results += self.evaluate(block, as_of, task.pooled, task.after_local)
         return M.Answer(results, answers, perf_counter() - begun)
 
@@ -102,7 +102,7 @@ class Host:
 
     def samples(self, index: np.ndarray) -> Samples:
         data = self.federation.dataset
-        mean, std = normalisation(self.model, data, self.device)
+        mean, std = self._normalisation
         labels = torch.from_numpy(data.labels[index]).to(self.device)
         frozen = self._frozen(index) if self._frozen else {}
         if frozen and not self.method.tuning.images:
@@ -114,13 +114,17 @@ class Host:
         if self.augment is None:
             return self.samples(index)
         data, tuning = self.federation.dataset, self.method.tuning
-        mean, std = normalisation(self.model, data, self.device)
+        mean, std = self._normalisation
         labels = torch.from_numpy(data.labels[index]).to(self.device)
         if self.augment.views:
             some = SomeViews(tuning, self.model, index, *self._fixed_views)
             return Samples(labels.new_empty(len(labels), 0), labels, mean, std, views=some)
         new = NewViews(tuning, self.model, len(index), self.augment)
         return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std, views=new)
+
+    @cached_property
+    def _normalisation(self) -> tuple[Tensor, Tensor]:
+        return normalisation(self.model, self.federation.dataset, self.device)
 
     @cached_property
     def _fixed_views(self) -> tuple[FixedViews, FrozenValues | None]:
@@ -152,20 +156,36 @@ class Host:
         settled = self.method.receive_second(received, private)
         self.store.put(round, {client: _stored(settled, memory)})
 
-    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[M.TrainResult], list[bytes]]:
-        results, blobs, memories = [], [], {}
+    def train(
+        self, blocks: Iterable[Sequence[Work]], round: int, score: bool
+    ) -> tuple[list[M.TrainResult], list[bytes]]:
+        """Trains one block after another. What they remember is stored in one transaction: each waits for the disk."""
+        results: list[M.TrainResult] = []
+        blobs: list[bytes] = []
+        memories: dict[int, Params] = {}
+        for block in blocks:
+            for result, blob, remembered in self._trained(block, round, score):
+                results.append(result)
+                blobs.append(blob)
+                if remembered:
+                    memories[result.client] = remembered
+        if memories:
+            self.store.put(round, memories)
+        return results, blobs
+
+    def _trained(self, block: Sequence[Work], round: int, score: bool) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
+        """Of each client of a block its result, what it sends and what it remembers."""
         for work, done in zip(
             block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
         ):
             result = M.TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
-            results.append(result)
             finite = math.isfinite(done.loss) and P.finite(done.params)
             if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed
                 done = Trained(work.params, {}, 0.0, done.passes)
             elif not finite:
                 # Nothing is sent or stored: the client's state stays as it was.
                 result.error = f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"
-                blobs.append(b"")
+                yield result, b"", {}
                 continue
             ctx = context(work, self.model, stats=done.stats)
             with torch.no_grad():
@@ -178,18 +198,12 @@ class Host:
                 result.after_local = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
             private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
-            remembered = _stored(private, self.method.remembered(params))
-            if remembered:
-                memories[work.client] = remembered
             up = self.method.upload(params, ctx)
             if self.privacy:
                 up = self.released(work, up, stats, round)
             else:
                 result.loss = done.loss
-            blobs.append(M.pack_update(up, stats))
-        if memories:
-            self.store.put(round, memories)
-        return results, blobs
+            yield result, M.pack_update(up, stats), _stored(private, self.method.remembered(params))
 
     def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
         """The update that is sent under differential privacy."""

@@ -43,8 +43,8 @@ class FlexLora(OnFrozen):
     def down(self, state: State, client: int) -> Params:
         return self.cut(super().down(state, client), client)
 
-    def uploads(self, init: Params, client: int) -> Params:
-        return self.cut(super().uploads(init, client), client)
+    def uploads(self, shared: Params, client: int) -> Params:
+        return self.cut(shared, client)
 
     def cut(self, params: Params, client: int) -> Params:
         """With the first rows of A and columns of B, as many as the client's rank."""

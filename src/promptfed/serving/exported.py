@@ -107,7 +107,7 @@ def _check(file: Path, card: Card, model: Model, method: Method, params: Params,
     method.tuning.check(model)
     drawn, loaded = _frozen(model, method.tuning, params)
     init, client = method.tuning.init(model, card["seed"]), card["client"]
-    held = init if client is None else {**init, **method.uploads(init, client)}
+    held = init if client is None else {**init, **method.uploads(method.shared(init), client)}
     for found, wanted in ((params, held), (seeded, drawn)):
         if {name: p.shape for name, p in found.items()} != {name: p.shape for name, p in wanted.items()}:
             raise UserError(f'"{file}" is damaged: it does not hold what "{card["method"]["name"]}" trains')
