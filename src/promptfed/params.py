@@ -102,6 +102,11 @@ def digest(params: Params) -> str:
     return found.hexdigest()
 
 
+def equal(a: Params, b: Params) -> bool:
+    """The same names and values."""
+    return a.keys() == b.keys() and all(p is b[name] or torch.equal(p, b[name]) for name, p in a.items())
+
+
 def finite(params: Params) -> bool:
     """Whether no value is infinite or NaN."""
     # A sum is finite only if all its terms are, and is far cheaper than a look at each of them.

@@ -20,7 +20,7 @@ from ..models import Model
 from ..params import Params
 from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
-from ..scoring import evaluate
+from ..scoring import Pooled, evaluate
 from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
@@ -93,7 +93,8 @@ class Host:
         memory = memory or self.method.remembered(start)
         kept = {name: self.store.once(digest)[name] for name, digest in (once or {}).items()}
         samples = self.training_samples(self.federation.sites[client].train)
-        return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
+        draws = (self.seed, as_of, client)
+        return Work(client, samples, start, down, memory, P.to(kept, self.device), private, draws)
 
     def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
         """-> private values, memory"""
@@ -138,11 +139,13 @@ class Host:
 
     def enroll(self, client: int) -> Params:
         private, _ = self.remembers(client, 1)
+        site = self.federation.sites[client]
         if not private:
-            private = self.method.secrets()
+            with torch.no_grad():
+                stored = self.method.tuning.stored(self.model, self.init, chunks(self.samples(site.train)))
+            private = {**self.method.secrets(), **stored}
             if private:
                 self.store.put(0, {client: _stored(private, {})})
-        site = self.federation.sites[client]
         labels = torch.from_numpy(self.federation.dataset.labels[site.train]).to(self.device)
         counts = torch.bincount(labels, minlength=self.model.classes)
         own = Holdings(
@@ -211,7 +214,8 @@ class Host:
         check_stats(self.method, stats)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
         # Computed from what was received only, so that it reveals nothing about the data.
-        blank = Context(work.down, {}, None, none, none.expand(self.model.classes), once=work.once)
+        counts = none.expand(self.model.classes)
+        blank = Context(work.down, {}, None, none, counts, once=work.once, draws=work.draws)
         with torch.no_grad():
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
@@ -254,12 +258,13 @@ class Host:
         site = self.federation.sites[work.client]
         # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
         val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
-        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled) if pooled else None)
+        wide = self.pooled.score(self.method, self.model, work, params) if pooled else None
+        return M.ModelScores(val=val, test=test, pooled=M.SplitScore.of(wide, loss=True) if wide else None)
 
     @cached_property
-    def pooled(self) -> Samples:
+    def pooled(self) -> Pooled:
         """All clients' test data: a simulation has them, a real site does not."""
-        return self.samples(np.concatenate([site.test for site in self.federation.sites]))
+        return Pooled(self.samples(np.concatenate([site.test for site in self.federation.sites])))
 
 
 def moved(method: Method, before: Params, after: Params) -> dict[str, float]:
