@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import models, server
+from .. import models, server, steps
 from ..clients.base import Clients
+from ..clients.frozen import FrozenValues
 from ..clients.host import Host
 from ..clients.local import LocalClients, Worker, keep_freed_memory
 from ..clients.messages import Ask
@@ -151,7 +152,26 @@ def clients(parts: Parts, folder: Path) -> Clients:
     else:
         limit_threads(engine.threads, parts.device)
         hosts = [make_host(parts, Store(folder / "clients"))]
+    if steps.heard():
+        tell_caching(parts)
     return LocalClients(sizes, hosts, engine.block)
+
+
+def tell_caching(parts: Parts) -> None:
+    """Has the filling of the cache of frozen values watched. Workers fill it, and every process sees its files."""
+    name = parts.method.tuning.frozen_name(parts.model)
+    if not name:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a budget that is too small: hosts warn of it
+        data, budget = parts.federation.dataset, parts.config.engine.frozen_gb * 1e9
+        frozen = FrozenValues(parts.method.tuning, parts.model, data, parts.device, budget)
+    held = [part for site in parts.held.sites for part in (site.val, site.test)]
+    if not augment.configured(parts.config.dataset):  # images that vary in training have other values
+        held += [site.train for site in parts.held.sites]
+    index = np.unique(np.concatenate(held))
+    if frozen.cached:
+        steps.tell(steps.Step(f"caching {name}", len(index), lambda: frozen.known(index)))
 
 
 def worker_count(parts: Parts) -> int:
