@@ -123,13 +123,7 @@ def test_a_sweep_shows_what_was_swept_and_what_has_no_prompt(tmp_path):
 
 
 def test_sgpt_is_swept_over_the_last_layer_with_prompts():
-    settings = {
-        "name": "sgpt",
-        "group_layers": [3, 4],
-        "shared_layers": [0, 1, 2],
-        "training": "bcd",
-        "prompt_length": 1,
-    }
+    settings = {"name": "sgpt", "group_layers": [3, 4], "shared_layers": [0, 1, 2], "training": "bcd"}
     unit = "last layer with prompts"
     assert compared.prompt(settings, several=False) == ("group prompts", unit, 5)
     alone = {**settings, "training": "shared", "group_layers": []}
