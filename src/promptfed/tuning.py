@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 from typing import ClassVar
@@ -18,6 +19,7 @@ from .phases import Batch, Context, Optimizer, Phase
 # Roles of values that are neither trained nor sent by clients.
 GIVEN = "given"  # the server computes them, and clients receive them
 FROZEN = "frozen"  # every client has them from init(), and they stay so
+STORED = "stored"  # a client computes them from its own training data
 
 NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
 NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
@@ -41,8 +43,8 @@ class Tuning(BaseModel):
 
     Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
     "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, one whose
-    role is "given" is computed by the server from sums that clients send before the first round, and one whose role is
-    "frozen" keeps its initial value everywhere.
+    role is "given" is computed by the server, one whose role is "stored" is computed by the client from its own
+    training data, and one whose role is "frozen" keeps its initial value everywhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -86,6 +88,11 @@ class Tuning(BaseModel):
         """(B, d): what the head sees."""
         return model.features({**model.weights, **params}, batch.x, batch.tokens)
 
+    def feature_roles(self) -> tuple[str, ...]:
+        """The roles that features() depends on, if on nothing else of a client: clients with equal parameters of these
+        roles then share features in an evaluation. Empty: they do not."""
+        return ()
+
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         """(B, d) -> (B, classes)."""
         return model.classify({**model.weights, **params}, features)
@@ -120,6 +127,11 @@ class Tuning(BaseModel):
         """Trained parameters among constants(): the server must have one initial value of each."""
         return ()
 
+    def stored(self, model: Model, params: Params, batches: Iterator[Batch]) -> Params:
+        """Client, at its first contact: its values of the role "stored", from its training samples and the initial
+        parameters. A client that never had this contact keeps their initial values."""
+        return {}
+
     def constants(self, sums: Params) -> Params:
         """Server: initial values of parameters, from the sums over all clients' training samples."""
         return {}
@@ -133,6 +145,9 @@ class Full(Tuning):
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
+
+    def feature_roles(self) -> tuple[str, ...]:
+        return ("body",)
 
 
 class OnFeatures(Tuning):
@@ -198,6 +213,9 @@ class Wrapper(Tuning):
 
     def started(self) -> tuple[str, ...]:
         return self.inner.started()
+
+    def stored(self, model: Model, params: Params, batches: Iterator[Batch]) -> Params:
+        return self.inner.stored(model, params, batches)
 
 
 class Transparent(Wrapper):

@@ -24,18 +24,21 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
+from .dpfpl import DpFpl
 from .fedala import FedAla
 from .fedamp import FedAmp
 from .fedbn import FedBn
 from .feddyn import FedDyn
 from .fedem import FedEm
 from .fedlc import FedLc
+from .fedmgp import FedMgp
 from .fedmix import FedMix
 from .fedmtl import FedMtl
 from .fednova import FedNova
 from .fedntd import FedNtd
 from .fedotp import FedOtp
 from .fedpgp import FedPgp
+from .fedpha import FedPha
 from .fedpr import FedPr
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -46,9 +49,12 @@ from .moon import Moon
 from .own_model import Apfl, Ditto
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
+from .pfedmoap import PFedMoap
 from .pfedpg import PFedPg
+from .pfedprompt import PFedPrompt
 from .prograd import ProGrad
 from .promptfolio import PromptFolio
+from .promptsrc import PromptSrc
 from .scaffold import Scaffold
 from .server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .sgpt import Sgpt
@@ -96,6 +102,12 @@ METHODS: dict[str, type[Method]] = {
     "promptfolio": PromptFolio,
     "fedpgp": FedPgp,
     "fedotp": FedOtp,
+    "promptsrc": PromptSrc,
+    "pfedprompt": PFedPrompt,
+    "pfedmoap": PFedMoap,
+    "dp-fpl": DpFpl,
+    "fedmgp": FedMgp,
+    "fedpha": FedPha,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,

@@ -28,9 +28,9 @@ def overviews() -> list[Overview]:
 
 def overview(name: str) -> Overview:
     method = create(name)
-    stays = _words(method, lambda role: role == "private" or role in method.private)
+    stays = _words(method, method.stays_role)
     remembered = [f"last {words}" for words in _words(method, lambda role: role in method.memory)]
-    travels = _words(method, lambda role: role != "private" and role not in method.private)
+    travels = _words(method, lambda role: not method.stays_role(role))
     travels = [tunes(method)] if lacks_prompts(method) else travels
     sums = ["sums of features"] if method.tuning.collects else []
     return Overview(

@@ -23,6 +23,7 @@ from ..method import Method
 from . import api, build, cells, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, small
+from .display import bars
 from .progress import Live
 from .record import Busy, View
 from .rows import Job, Row, Table, budget, named, plan, rows
@@ -328,7 +329,8 @@ def compare(
         preset, settings, methods, seeds = found.file, {}, (), ()
     wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
     planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)
-    shown = partial(live, Console(stderr=True), len(planned.chosen))
-    outcome = execute(planned, shown) if progress else execute(planned)
+    console = Console(stderr=True)
+    with bars(console) if progress else nullcontext():
+        outcome = execute(planned, partial(live, console, len(planned.chosen))) if progress else execute(planned)
     complain(outcome)
     return Compared(outcome.results, outcome.table)

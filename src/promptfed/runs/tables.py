@@ -339,10 +339,11 @@ def outcome(numbers: dict[str, Any]) -> Group:
             shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
     each = numbers["communication"]["per_client_and_round"]
     title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
+    spent = max(sum(numbers["seconds"].values()), 1e-9)
     cost = (
         f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
         f"{numbers['passes']['train']:,} sample passes; "
-        f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
+        f"{spent:.0f} s, {numbers['seconds']['evaluate'] / spent:.0%} of it evaluation"
     )
     told = [f"{key.replace('_', ' ')} {value:.3g}" for key, value in numbers.get("server", {}).items()]
     server = [f"on the server: {', '.join(told)}"] if told else []
