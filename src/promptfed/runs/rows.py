@@ -153,7 +153,7 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
             tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
             whole = C.merge(*tables)
             scaled = shrunk(tables, row.mini, given) if row.mini else whole
-            config = C.make(C.fitted(scaled, compared), row.tuned or {})
+            config = _once(C.make(C.fitted(scaled, compared), row.tuned or {}))
             jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
             methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
     taken = {key for name in methods for key in M.fields(name)}
@@ -162,6 +162,16 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     _check_taken(given, taken)
     _check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
     return jobs
+
+
+def trains(config: C.Config) -> bool:
+    """Whether its rounds change anything."""
+    return bool(config.method.method.schedule(1) or config.join.clients)
+
+
+def _once(config: C.Config) -> C.Config:
+    """What is not trained needs one round, of all clients: columns that differ in training have the same run."""
+    return config if trains(config) else C.make(config.complete(), {"rounds": 1, "fraction": 1.0})
 
 
 def _check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
