@@ -42,7 +42,9 @@ class Intake:
         kept = replace(update, up={}, stats={}, error=why)
         if self._mean is None:
             return kept if why else self._spool.hold(update)
-        self._waiting[update.client] = kept if why else self._spool.hold(update)
+        usable = kept if why else update
+        its_turn = bool(self._next) and self._next[-1] == update.client
+        self._waiting[update.client] = usable if its_turn else self._spool.hold(usable)
         while self._next and self._next[-1] in self._waiting:
             self._add(self._next.pop())
         return kept
