@@ -18,6 +18,9 @@ SMALL = {
     "dp-fpl": {"context": 3, "rank": 2},
     "fedmgp": {"context": 2, "tokens": 2, "groups": 2, "selected": 1, "epochs": 1, "batch_size": 8},
     "fedpha": {"context": 3, "lengths": (2, 4)},
+    **{name: {"rank": 2, "epochs": 1, "batch_size": 16} for name in ("fedit", "ffa-lora")},
+    "fedsa-lora": {"rank": 2, "epochs": 1, "batch_size": 8},  # A does not move in the first step, where B is zero
+    "flexlora": {"rank": 3, "ranks": (1, 3), "epochs": 1, "batch_size": 16},
     "fedbn": {"epochs": 1},  # of a transformer, all weights of it
 }
 

@@ -105,7 +105,7 @@ class Method(BaseModel):
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
 
     def upload(self, params: Params, ctx: Context) -> Params:
-        """Client: what is sent, with the names and shapes of the shared parameters."""
+        """Client: what is sent, with the names and shapes of uploads()."""
         return self.shared(params)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
@@ -181,6 +181,11 @@ class Method(BaseModel):
         """Client, after training: what it stores besides private parameters, under names that no parameter has.
         Values stored earlier under other names remain."""
         return {}
+
+    def uploads(self, shared: Params, client: int) -> Params:
+        """Server: the shared parameters in the shapes that this client sends. They differ between clients where those
+        that down() sends do."""
+        return shared
 
     def unusable(self, state: State, update: Update) -> str:
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever

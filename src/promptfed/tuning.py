@@ -33,7 +33,8 @@ class Family(StrEnum):
     BOTH = "prompts on images and text of a CLIP"
     TOKENS = "prompt tokens of a vision transformer"
     PRIVATE = "private prompts, around anything that is tuned"
-    FEATURES = "a head or an adapter on frozen features"
+    LAYERS = "low-rank updates, biases or adapters in frozen layers"
+    FEATURES = "a head or attention on frozen features"
     WEIGHTS = "all weights, or what a plug-in tunes instead"
     OTHER = "something else"
 
@@ -119,7 +120,7 @@ class Tuning(BaseModel):
         """Client: sums over a batch of its training samples, with the initial parameters."""
         return {}
 
-    def summed(self, features: Tensor, y: Tensor, classes: int) -> Params:
+    def summed(self, model: Model, features: Tensor, y: Tensor) -> Params:
         """The same, given the features."""
         return {}
 
@@ -206,7 +207,7 @@ class Wrapper(Tuning):
         return self.inner.collects
 
     def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        return self.inner.summed(self.features(model, params, batch, ctx), batch.y, model.classes)
+        return self.inner.summed(model, self.features(model, params, batch, ctx), batch.y)
 
     def constants(self, sums: Params) -> Params:
         return self.inner.constants(sums)

@@ -299,7 +299,7 @@ def test_they_need_a_clip(name: str) -> None:
         create(name).tuning.check(models.build("vit-tiny", (3, 32, 32), 3, 0))
 
 
-@pytest.mark.parametrize("name", ["promptfl+pt", "cocoop+pt", "plot+pt", "fedavg+adapter+pt", "fedavg+maple+pt"])
+@pytest.mark.parametrize("name", ["promptfl+pt", "cocoop+pt", "plot+pt", "fedavg+fedclip+pt", "fedavg+maple+pt"])
 def test_inside_a_pixel_prompt_they_predict_as_for_the_prompted_image(name: str) -> None:
     tuning = create(name, {"prompt_size": 2, **({"depth": 2} if "maple" in name else {})}).tuning
     assert isinstance(tuning, PixelPrompt)

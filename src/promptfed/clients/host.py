@@ -166,8 +166,10 @@ class Host:
         results: list[M.TrainResult] = []
         blobs: list[bytes] = []
         memories: dict[int, Params] = {}
+        phases = self.method.schedule(round)
         for block in blocks:
-            for result, blob, remembered in self._trained(block, round, score):
+            done = train(self.method, self.model, block, phases, self.seed, round)
+            for result, blob, remembered in self._answers(block, done, round, score):
                 results.append(result)
                 blobs.append(blob)
                 if remembered:
@@ -176,11 +178,11 @@ class Host:
             self.store.put(round, memories)
         return results, blobs
 
-    def _trained(self, block: Sequence[Work], round: int, score: bool) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
-        """Of each client of a block its result, what it sends and what it remembers."""
-        for work, done in zip(
-            block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
-        ):
+    def _answers(
+        self, block: Sequence[Work], trained: Sequence[Trained], round: int, score: bool
+    ) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
+        """Of each client of a trained block its result, what it sends and what it remembers."""
+        for work, done in zip(block, trained, strict=True):
             result = M.TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
             finite = math.isfinite(done.loss) and P.finite(done.params)
             if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed

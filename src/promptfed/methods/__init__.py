@@ -11,9 +11,12 @@ from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
 from ..tunings.adapter import Adapter
+from ..tunings.bias import Bias
 from ..tunings.cocoop import ConditionalContext
+from ..tunings.feature_attention import FeatureAttention
 from ..tunings.generated import GeneratedContext
 from ..tunings.heads import HeadOnly
+from ..tunings.lora import Lora
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
@@ -43,6 +46,9 @@ from .fedpr import FedPr
 from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrod import FedRod
+from .fedsa_lora import FedSaLora
+from .ffa_lora import FfaLora
+from .flexlora import FlexLora
 from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
@@ -108,6 +114,9 @@ METHODS: dict[str, type[Method]] = {
     "dp-fpl": DpFpl,
     "fedmgp": FedMgp,
     "fedpha": FedPha,
+    "ffa-lora": FfaLora,
+    "fedsa-lora": FedSaLora,
+    "flexlora": FlexLora,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,
@@ -123,6 +132,9 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "cocoop": (ConditionalContext, _SGD),
     "plot": (ManyContexts, _SGD),
     "tpg": (GeneratedContext, _SGD),
+    "fedclip": (FeatureAttention, _SGD),
+    "lora": (Lora, _SGD),
+    "bias": (Bias, _SGD),
     "adapter": (Adapter, _SGD),
     "maple": (Maple, _SGD),
 }
@@ -139,7 +151,8 @@ ALIASES = {
     "cocoop": "fedavg+cocoop",
     "plot": "fedavg+plot",
     "fedtpg": "fedavg+tpg",
-    "fedclip": "fedavg+adapter",
+    "fedclip": "fedavg+fedclip",
+    "fedit": "fedavg+lora",
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..method import Method
-from ..tuning import GIVEN, Family, Tuning, Wrapper
+from ..tuning import FROZEN, GIVEN, Family, Tuning, Wrapper
 from . import ALIASES, METHODS, backbones, create, lacks_prompts, layers, tunes
 
 REFERENCES = "references, to measure others by"
@@ -73,9 +73,9 @@ def _words(method: Method, chosen: Callable[[str], bool]) -> list[str]:
 
 
 def _own_roles(layer: Tuning) -> list[str]:
-    """Without those that the server computes, and those of what it is around."""
+    """Without those that are never trained, and those of what it is around."""
     inner = layer.inner.role_names() if isinstance(layer, Wrapper) else ()
-    return [role for role in layer.role_names() if role != GIVEN and role not in inner]
+    return [role for role in layer.role_names() if role not in (GIVEN, FROZEN, *inner)]
 
 
 def _listed(words: list[str]) -> str:
