@@ -29,6 +29,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/many_clients.py
 	$(BIN)/python benchmarks/frozen.py
+	$(BIN)/python benchmarks/peers.py --parts fedavg pfedpt
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "promptfed needs Python 3.11 or newer")'

@@ -5,8 +5,8 @@ with its own prompt. `start` is the time from the call to the first round. Each 
 workers, and its peak resident memory is printed in two parts: `own` (anonymous: allocated by the program) and `mapped`
 (file pages that the system may drop at any time: data, LMDB, updates on disk).
 
-`--all` trains all clients in one round instead, without evaluation: what the server holds of their updates. With
-`--median`, aggregation needs all updates at once: beyond 256 MB they are held on disk.
+`--all` trains all clients in one round instead, and they have no test images: what the server holds of their updates.
+With `--median`, aggregation needs all updates at once: beyond 256 MB they are held on disk.
 
     python benchmarks/many_clients.py [--sizes 100 1000 10000 100000] [--all [--median]]
 """
@@ -24,6 +24,7 @@ import torch
 import noise
 import promptfed
 from promptfed import State, Update
+from promptfed.clients.base import Notice
 
 PARTICIPANTS, ROUNDS, SAMPLES = 1000, 3, 4  # samples per client
 
@@ -45,7 +46,7 @@ class Watch(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.called, self.start_up, self.peak = time.perf_counter(), 0.0, [0.0, 0.0]
+        self.called, self.start_up, self.peak, self.trained = time.perf_counter(), 0.0, [0.0, 0.0], False
         self.start()
 
     def run(self) -> None:
@@ -58,7 +59,16 @@ class Watch(threading.Thread):
     def begin(self, round: int, clients: object) -> None:
         self.start_up = self.start_up or time.perf_counter() - self.called
 
-    def on_notice(self, notice: object) -> None: ...
+    def on_notice(self, notice: Notice) -> None:
+        if notice.ask == "evaluate" and not self.trained:
+            self.trained = True
+            self.print("after training  ")
+
+    def print(self, when: str) -> None:
+        own, mapped = self.peak
+        spent = time.perf_counter() - self.called
+        print(f"  {when} {own:6.0f} MB own, {mapped:6.0f} MB mapped; start {self.start_up:4.1f} s, "
+              f"{spent:5.0f} s so far", flush=True)  # fmt: skip
 
     def end(self, line: object) -> None: ...
 
@@ -70,6 +80,7 @@ def simulate(clients: int, everyone: bool, median: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         held = noise.federation(folder, clients, SAMPLES, 0 if everyone else 2, size=16)
+        print(f"{clients:,} clients", flush=True)
         watch = Watch()
         promptfed.run(
             method={"name": "__main__:Median", "epochs": 1} if median else method,
@@ -81,11 +92,7 @@ def simulate(clients: int, everyone: bool, median: bool) -> None:
             out=folder / "run",
             view=watch,
         )
-        spent = time.perf_counter() - watch.called
-        stored = sum(p.stat().st_blocks * 512 for p in (folder / "run" / "clients").iterdir()) / 1e6
-    own, mapped = watch.peak
-    print(f"{clients:>7,} clients: {own:6.0f} MB own, {mapped:6.0f} MB mapped, {stored:6.1f} MB of prompts, "
-          f"start {watch.start_up:4.1f} s, total {spent:5.0f} s", flush=True)  # fmt: skip
+        watch.print("after evaluation")
 
 
 def main() -> None:

@@ -56,6 +56,12 @@ def test_updates_added_up_in_any_order_are_bit_identical_to_the_list(name: str) 
         assert all(not update.up and not update.stats for update in kept), "they are not held"
 
 
+def test_updates_that_come_in_order_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spool, "hold", lambda spool, update: pytest.fail("held"))
+    made, _ = aggregated(FedAvg(), SHARED, updates())
+    assert same(made, FedAvg().aggregate(SHARED, updates()))
+
+
 def test_a_method_with_an_aggregation_of_its_own_gets_the_whole_list() -> None:
     assert create("fedavg").streams
     assert not Median().streams

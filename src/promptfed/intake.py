@@ -37,11 +37,14 @@ class Intake:
 
     def take(self, update: Update) -> Update:
         """What is kept of an update: it has an error if it must not be used, and no tensors if they are not needed."""
-        why = fault(update, self._shared) or self._method.unusable(self._state, update)
+        why = fault(update, self._method.uploads(self._shared, update.client))
+        why = why or self._method.unusable(self._state, update)
         kept = replace(update, up={}, stats={}, error=why)
         if self._mean is None:
             return kept if why else self._spool.hold(update)
-        self._waiting[update.client] = kept if why else self._spool.hold(update)
+        usable = kept if why else update
+        its_turn = bool(self._next) and self._next[-1] == update.client
+        self._waiting[update.client] = usable if its_turn else self._spool.hold(usable)
         while self._next and self._next[-1] in self._waiting:
             self._add(self._next.pop())
         return kept
@@ -100,11 +103,11 @@ class Spool:
         return torch.frombuffer(self._map, dtype=p.dtype, count=p.numel(), offset=start).reshape(p.shape)
 
 
-def fault(update: Update, shared: Params) -> str:
-    """Why an update must not be used; empty if it may."""
+def fault(update: Update, expected: Params) -> str:
+    """Why an update must not be used, whose parameters should have these names and shapes; empty if it may."""
     if update.error:
         return update.error
-    if {name: p.shape for name, p in update.up.items()} != {name: p.shape for name, p in shared.items()}:
+    if {name: p.shape for name, p in update.up.items()} != {name: p.shape for name, p in expected.items()}:
         return "names or shapes differ from the shared parameters"
     if update.n < 1:
         return "no samples"

@@ -105,7 +105,7 @@ def step(
     updates, trained = clients.train(sent, round, score, intake.take)
     # 4. Leave out what cannot be used.
     used, left_out = screen(updates, chosen)
-    line = _line(round, chosen, used, left_out, P.numel(shared))
+    line = _line(round, chosen, used, left_out, sum(P.numel(method.uploads(shared, u.client)) for u in used))
     if not used:
         return state, line, trained
     # 5. Aggregate. If that is not finite although every update was, the round is as if nobody had answered.
@@ -206,7 +206,7 @@ def screen(updates: Sequence[Update], asked: Sequence[int]) -> tuple[list[Update
 
 
 def _line(
-    round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]], shared: int
+    round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]], up: int
 ) -> Line:
     losses = [(u.loss, u.n) for u in used if u.loss is not None]
     samples = sum(n for _, n in losses)
@@ -220,7 +220,7 @@ def _line(
             "clients": len(used),
             "up": sum(u.bytes_up for u in used),
             "down": sum(u.bytes_down for u in used),
-            "parameters_up": len(used) * shared,
+            "parameters_up": up,
             # What is sent only once is counted in bytes, not here.
             "parameters_down": sum(P.numel(split_once(u.sent)[0]) for u in used),
         },

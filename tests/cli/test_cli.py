@@ -405,5 +405,6 @@ def test_list(promptfed, what):
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(promptfed, tmp_path, words, says):
     said = promptfed(*words, code=1)
     assert says in said
-    assert len(said.strip().splitlines()) == 1
+    progress = ("pfedpt  preparing data and model", "pfedpt  decoding digits: ")  # some mistakes are seen with the data
+    assert len([line for line in said.strip().splitlines() if not line.startswith(progress)]) == 1
     assert not list(tmp_path.glob("runs/*"))

@@ -99,7 +99,8 @@ class Host:
         memory = memory or self.method.remembered(start)
         kept = {name: self.store.once(digest)[name] for name, digest in (once or {}).items()}
         samples = self.training_samples(self.federation.sites[client].train)
-        return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
+        draws = (self.seed, as_of, client)
+        return Work(client, samples, start, down, memory, P.to(kept, self.device), private, draws)
 
     def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
         """-> private values, memory"""
@@ -144,11 +145,13 @@ class Host:
 
     def enroll(self, client: int) -> Params:
         private, _ = self.remembers(client, 1)
+        site = self.federation.sites[client]
         if not private:
-            private = self.method.secrets()
+            with torch.no_grad():
+                stored = self.method.tuning.stored(self.model, self.init, chunks(self.samples(site.train)))
+            private = {**self.method.secrets(), **stored}
             if private:
                 self.store.put(0, {client: _stored(private, {})})
-        site = self.federation.sites[client]
         labels = torch.from_numpy(self.federation.dataset.labels[site.train]).to(self.device)
         counts = torch.bincount(labels, minlength=self.model.classes)
         own = Holdings(
@@ -169,8 +172,10 @@ class Host:
         results: list[M.TrainResult] = []
         blobs: list[bytes] = []
         memories: dict[int, Params] = {}
+        phases = self.method.schedule(round)
         for block in blocks:
-            for result, blob, remembered in self._trained(block, round, score):
+            done = train(self.method, self.model, block, phases, self.seed, round)
+            for result, blob, remembered in self._answers(block, done, round, score):
                 results.append(result)
                 blobs.append(blob)
                 if remembered:
@@ -179,11 +184,11 @@ class Host:
             self.store.put(round, memories)
         return results, blobs
 
-    def _trained(self, block: Sequence[Work], round: int, score: bool) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
-        """Of each client of a block its result, what it sends and what it remembers."""
-        for work, done in zip(
-            block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
-        ):
+    def _answers(
+        self, block: Sequence[Work], trained: Sequence[Trained], round: int, score: bool
+    ) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
+        """Of each client of a trained block its result, what it sends and what it remembers."""
+        for work, done in zip(block, trained, strict=True):
             result = M.TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
             finite = math.isfinite(done.loss) and P.finite(done.params)
             if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed
@@ -217,7 +222,8 @@ class Host:
         check_stats(self.method, stats)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
         # Computed from what was received only, so that it reveals nothing about the data.
-        blank = Context(work.down, {}, None, none, none.expand(self.model.classes), once=work.once)
+        counts = none.expand(self.model.classes)
+        blank = Context(work.down, {}, None, none, counts, once=work.once, draws=work.draws)
         with torch.no_grad():
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))

@@ -106,6 +106,6 @@ def blank_cls(tower: ViT, weights: Params, layers: int) -> list[Tensor]:
 
 def uniform(model: ViT, g: torch.Generator, *shape: int) -> Tensor:
     """(*shape, width): prompt tokens as VPT initialises them."""
-    width = model.weights[f"{model.at}.cls"].shape[-1]
-    bound = math.sqrt(6 / (3 * model.patch**2 + width))
-    return torch.empty(*shape, width).uniform_(-bound, bound, generator=g)
+    assert model.width is not None
+    bound = math.sqrt(6 / (3 * model.patch**2 + model.width))
+    return torch.empty(*shape, model.width).uniform_(-bound, bound, generator=g)
