@@ -7,12 +7,14 @@ the same command started twice shares the work: each process takes the runs that
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +28,7 @@ from .api import Result, small
 from .display import bars
 from .progress import Live
 from .record import Busy, View
-from .rows import Job, Row, Table, budget, each_domain, named, plan, rows, tell_unsuited
+from .rows import Job, Row, Table, budget, each_domain, named, plan, rows, tell_unsuited, trains
 from .shown import Asked, wanted
 
 TUNING = "tuning"  # the folder in a comparison's where it was tuned
@@ -101,6 +103,9 @@ def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
             resume = (job.folder / "config.toml").exists()
             if resume:
                 _same(job)
+            elif twin := next((other for other in jobs if other.config == job.config and finished(other)), None):
+                _copy(twin.folder, job.folder)  # the same in another column
+                continue
             with watch(number, job) as view:
                 api.execute(api.RunPlan(job.config, job.folder, resume), view=view)
         except Busy:
@@ -110,6 +115,17 @@ def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
             if not isinstance(error, UserError):
                 break
     return failed
+
+
+def _copy(run: Path, to: Path) -> None:
+    """A finished run, in one step."""
+    with TemporaryDirectory(dir=to.parent, prefix=".copy-") as folder:
+        copied = shutil.copytree(run, Path(folder) / to.name, ignore=shutil.ignore_patterns(".lock"))
+        try:
+            copied.rename(to)
+        except OSError:
+            if not to.exists():
+                raise  # otherwise another process makes it, or has made it
 
 
 def live(console: Console, count: int, number: int, job: Job) -> Live:
@@ -124,7 +140,8 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     if not jobs:
         return ""
     data = ", ".join(dict.fromkeys(job.config.dataset.name for job in jobs))
-    few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
+    counts = {job.config.rounds for job in jobs if trains(job.config)} or {1}
+    few, many = min(counts), max(counts)
     rounds = cells.rounds(many) if few == many else f"{few} to {cells.rounds(many)}"
     name = "/".join(Path(file).parts[-2:])
     return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"

@@ -159,7 +159,7 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
             whole = C.merge(*tables)
             scaled = shrunk(tables, row.mini, given) if row.mini else whole
             try:
-                config = C.make(C.fitted(scaled, compared), row.tuned or {})
+                config = _once(C.make(C.fitted(scaled, compared), row.tuned or {}))
             except Unsuited as error:
                 unable[row.label] = error
                 continue
@@ -172,6 +172,16 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     _check_taken(given, taken)
     _check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
     return jobs
+
+
+def trains(config: C.Config) -> bool:
+    """Whether its rounds change anything."""
+    return bool(config.method.method.schedule(1) or config.join.clients)
+
+
+def _once(config: C.Config) -> C.Config:
+    """What is not trained needs one round, of all clients: columns that differ in training have the same run."""
+    return config if trains(config) else C.make(config.complete(), {"rounds": 1, "fraction": 1.0})
 
 
 def tell_unsuited(unable: Mapping[str, Unsuited], labels: set[str]) -> None:
