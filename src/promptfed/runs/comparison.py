@@ -20,7 +20,7 @@ from rich.console import Console
 from ..data import Federation
 from ..errors import UserError, unknown
 from ..method import Method
-from . import api, build, dryrun, record, sheets, tables
+from . import api, build, claims, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, small
 from .progress import Live
@@ -172,6 +172,7 @@ class ComparisonPlan:
     budget: str = ""  # what the settings were tuned with
     federation: Federation | None = None  # of all runs, in place of one that is loaded and split
     against: str = ""  # the row that the others are compared with
+    claims: Sequence[claims.Claim] = ()  # of papers, to be judged
 
     @property
     def layout(self) -> tables.Places:
@@ -210,7 +211,9 @@ def prepare(
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
     _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
-    return ComparisonPlan(jobs, chosen, out, str(preset or ""), budget(spec, found), federation, against)
+    return ComparisonPlan(
+        jobs, chosen, out, str(preset or ""), budget(spec, found), federation, against, claims.read(spec)
+    )
 
 
 def _check_against(against: str, names: Iterable[str]) -> None:
