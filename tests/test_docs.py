@@ -65,15 +65,23 @@ def test_the_script_shown_prints_what_is_shown(name, alone, monkeypatch, capsys)
     assert said[:-2] == told[:-2]
 
 
-def test_the_snippet_shown_in_the_readme_runs(alone, monkeypatch, capsys):
-    (snippet,) = blocks("README.md", "python")
-    real = promptfed.run
+@pytest.mark.parametrize(("name", "function"), [("README.md", "run"), ("docs/index.md", "compare")])
+def test_the_snippet_shown_on_the_first_page_runs(name, function, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = blocks(name, "python")
+    assert len([line for line in snippet.splitlines() if line]) <= 12
+    real = getattr(promptfed, function)
 
     def shorter(**settings):
-        small = {"rounds": 1, "dataset": {"name": settings["dataset"], "limit": 200}, "engine": {"workers": 1}}
+        small = {"rounds": 1, "dataset": {**settings["dataset"], "limit": 200}, "engine": {"workers": 1}}
+        small |= (
+            {"methods": settings["methods"][:2], "against": settings["methods"][0]} if "methods" in settings else {}
+        )
         return real(**{**settings, **small})
 
-    monkeypatch.setattr(promptfed, "run", shorter)
+    monkeypatch.setattr(promptfed, function, shorter)
+    loaded = promptfed.load_dataset
+    monkeypatch.setattr(promptfed, "load_dataset", lambda name: loaded(promptfed.DatasetConfig(name=name, limit=200)))
     exec(snippet, {})
     assert capsys.readouterr().out
 
@@ -107,12 +115,51 @@ def test_configurations_that_are_shown_are_valid(name, tmp_path):
             assert plan([without_compare(table)], rows(table["compare"], mini=table["mini"]), tmp_path)
 
 
-def test_the_readme_lists_every_method():
+def test_counts_in_the_readme_are_true():
+    found = {
+        "methods": len(methods.METHODS) + len(methods.ALIASES),
+        "plug-ins": len(methods.PROMPTS) + len(methods.TUNINGS) + len(methods.FINE_TUNED),
+        "tests": sum(file.read_text().count("\ndef test_") for file in (ROOT / "tests").rglob("*.py")),
+        "tables": len([path for path in (ROOT / "experiments").rglob("*.toml") if path.stem[:3] in ("tab", "fig")]),
+    }
+    for number, more, what in re.findall(
+        r"([\d,]+)(\+?) (methods|plug-ins|tests|tables)\b", (ROOT / "README.md").read_text()
+    ):
+        stated = int(number.replace(",", ""))
+        assert stated <= found[what] if more else stated == found[what], what
+
+
+def test_methods_that_the_readme_recommends_exist_and_serve_newcomers_where_it_says_so():
     text = (ROOT / "README.md").read_text()
-    for method in (*methods.METHODS, *methods.ALIASES):
-        assert f"`{method}`" in text, method
-    for plugin in (*methods.PROMPTS, *methods.TUNINGS):
-        assert f"`+{plugin}`" in text, plugin
+    section = text.split("## Which method?")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        first = line.split("|")[2] if line.startswith("|") else line
+        for name in re.findall(r"`([a-z][\w+-]*)`", line):
+            method = methods.create(name)
+            assert method.serves or "join later" not in line or f"`{name}`" not in first, name
+
+
+def test_differences_in_the_readme_are_those_of_the_command_beside_them():
+    from promptfed.runs import comparison, tables
+
+    text = (ROOT / "README.md").read_text()
+    folder = re.search(r"promptfed table (\S+) --against", text)[1]
+    shown = re.findall(r"^\| ([^|]+) \| ([\d.]+ ±[\d.]+) \| (\S+) (\[[^]]+\]) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert len(shown) >= 3
+    lines = []
+    for base in re.findall(r"\| to ([^|]+) \|", text):
+        rows = comparison.read(ROOT / folder, base).table
+        lines += [line[:1] + line[2:5] for line in tables.differences(rows)[0].lines]
+        accuracies = {row["label"]: {tables.score(row, "local"), tables.score(row, "global")} for row in rows}
+    for label, accuracy, *difference in shown:
+        assert (label, *difference) in lines
+        assert accuracy in accuracies[label]
+
+
+def test_the_picture_of_the_idea_is_what_its_script_draws():
+    drawn = runpy.run_path(str(ROOT / "scripts" / "draw_idea.py"))
+    for theme, colours in drawn["THEMES"].items():
+        assert (ROOT / "docs" / "images" / f"idea-{theme}.svg").read_text() == drawn["picture"](colours)
 
 
 def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
@@ -141,6 +188,13 @@ def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
         f">{command.name or command.callback.__name__}</span>" in pages["reference/cli.html"]
         for command in app.registered_commands
     )
+
+    for name in (
+        *methods.METHODS,
+        *methods.ALIASES,
+        *(f"+{plugin}" for plugin in (*methods.PROMPTS, *methods.TUNINGS)),
+    ):
+        assert f">{name}</span>" in pages["methods/index.html"], name
 
     links = re.findall(
         r'href="\.\./(source/[\w/]+\.html)#(L-\d+)">.{0,99}?>([\w.]+)</span></code>', pages["methods/sgpt.html"]

@@ -221,10 +221,6 @@ def _type_name(kind: Any) -> str:
 # ---- lists
 
 
-def method_list() -> str:
-    return markdown(LISTS["methods"]())
-
-
 def protocol_list() -> str:
     return markdown(LISTS["protocols"]())
 
@@ -248,7 +244,6 @@ class Generated(SphinxDirective):
     makes: ClassVar[dict[str, Any]] = {
         "config-reference": configuration,
         "cli-reference": command_line,
-        "method-list": method_list,
         "protocol-list": protocol_list,
         "analysis-list": analysis_list,
         "preset-list": preset_list,

@@ -5,7 +5,8 @@ import pytest
 import torch
 from analysed import columns, cos, made
 
-from promptfed.analysis import Options
+from promptfed import analysis
+from promptfed.analysis import Options, labels
 from promptfed.analysis.labels import pure
 from promptfed.analysis.opened import Opened
 from promptfed.clients.frozen import normalisation
@@ -24,6 +25,14 @@ def test_features_of_pure_colours(finished, tmp_path):
     assert list(rows[0]) == ["client", "colour", "x", "y"]
     assert [row["client"] for row in rows] == ["0"] * 6 + ["2"] * 6 + ["3"] * 6
     assert all(np.isfinite([float(row["x"]), float(row["y"])]).all() for row in rows)
+
+
+def test_a_cloud_of_mixed_clients_is_left_out_unless_it_is_named(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(analysis, "ANALYSES", {"colours-tsne": analysis.ANALYSES["colours-tsne"]})
+    for apart, drawn in ((-1.0, ["colours-tsne"]), (1.0, [])):  # no silhouette is below -1 or above 1
+        monkeypatch.setattr(labels, "_APART", apart)
+        made_ = analysis.make(finished("pfedpt"), out=tmp_path / str(apart), options=Options((0, 2), 4))
+        assert (list(made_.files), list(made_.left_out)) == (drawn, ["colours-tsne"][len(drawn) :])
 
 
 def test_similarity_of_predicted_classes_and_own_labels(finished, tmp_path):

@@ -1,4 +1,4 @@
-"""What lists say of methods: every registered one says enough, and the README says the same."""
+"""What lists say of methods: every registered one says enough, and the page of methods says the same."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_which_methods_can_name_unseen_classes() -> None:
         assert able == names_classes(method) or name == "fedpr", name  # which needs a plug-in
 
 
-def test_the_readme_has_the_table_of_methods() -> None:
+def test_the_page_of_methods_has_their_table() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "method_table.py"))
-    text = script["README"].read_text()
+    text = script["PAGE"].read_text()
     assert text == script["filled"](text), "run: python scripts/method_table.py"

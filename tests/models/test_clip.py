@@ -13,7 +13,7 @@ from torch.func import vmap
 from promptfed.errors import UserError
 from promptfed.models import text
 from promptfed.models.clip import CLIP, clip, image_vit
-from promptfed.models.text import Sentences
+from promptfed.models.text import Sentences, TextTower
 from promptfed.params import Params
 
 WIDTH, LENGTH, LAYERS, START, END = 16, 20, 4, 98, 99
@@ -263,8 +263,8 @@ def named(model: CLIP) -> CLIP:
 
 def test_classify_computes_the_frozen_text_features_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, calls = named(small()), tensor(2, 3, 8, 8), []
-    compute = CLIP.text
-    monkeypatch.setattr(CLIP, "text", lambda *given: calls.append(1) or compute(*given))
+    compute = TextTower.features
+    monkeypatch.setattr(TextTower, "features", lambda *given: calls.append(1) or compute(*given))
     image = model.features(model.weights, x)
     expected = model.logits(model.weights, image, plain(model, Case("end", 0), tensor(0, WIDTH), {}))
     for _ in range(3):

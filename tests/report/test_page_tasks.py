@@ -13,7 +13,7 @@ from PIL import Image
 
 from promptfed import privacy
 from promptfed.errors import UserError
-from promptfed.report import gather, numbers, page
+from promptfed.report import charts, gather, numbers, page
 from promptfed.report.numbers import KINDS
 from promptfed.report.page import images, sections
 from promptfed.runs.api import Result
@@ -260,7 +260,7 @@ def shared(accuracies: list[float], wide: float) -> dict[str, Any]:
     return scored
 
 
-def kinds(make: Make) -> list[Path]:
+def kinds(make: Make, prefix: str = "") -> list[Path]:
     """Two methods with personal models, two with one model for all, and a reference that is better than any."""
     each = {
         "fedper": stage([0.8, 0.9, 0.85], 0.2),
@@ -271,7 +271,7 @@ def kinds(make: Make) -> list[Path]:
     }
     backbone = {"name": "clip-mini"}
     return [
-        make(name, [line(1, [0], aggregated=scored)], rounds=1, method=name, backbone=backbone).folder
+        make(prefix + name, [line(1, [0], aggregated=scored)], rounds=1, method=name, backbone=backbone).folder
         for name, scored in each.items()
     ]
 
@@ -295,6 +295,24 @@ def test_rows_are_ranked_with_models_of_their_kind(make: Make) -> None:
     assert list(table_of(text)) == ["Method", "fedper", "local", "fedprox", "fedavg", "zero-shot"]
     assert bold(text, 4) == ["fedper: 85.0", "fedprox: 54.0"]
     assert [cells[2] for cells in table_of(text).values()] == ["Models", "own", "own", "one", "one", "one"]
+
+
+def test_charts_rank_no_kind_with_another(make: Make) -> None:
+    found = gather.gather(kinds(make))
+    chart = charts.accuracies(found)
+    assert chart
+    sort = chart.to_dict()["layer"][0]["encoding"]["y"]["sort"]
+    assert [place.split(",")[0] for place in sort] == [
+        *("own models", "fedper", "local"),
+        *("one model for all clients", "fedprox", "fedavg", "references", "zero-shot"),
+    ]
+    legend = charts.curves(found)[0]
+    assert legend
+    looks = legend.to_dict()["layer"][0]["encoding"]["color"]["scale"]["domain"]
+    assert looks == ["fedper", "local", "fedprox", "fedavg", "zero-shot"]
+    one_kind = charts.accuracies(gather.gather(kinds(make, "alike-")[:2]))
+    assert one_kind
+    assert one_kind.to_dict()["layer"][0]["encoding"]["y"]["sort"] == ["fedper", "local"], "needs no headings"
 
 
 def test_the_lead_says_whether_the_best_can_be_told_apart(make: Make) -> None:

@@ -40,6 +40,7 @@ class Found:
     title: str
     text: str
     more: Mapping[str, Sequence[Row]] = field(default_factory=dict)  # further tables, by the suffix of their names
+    nothing: str = ""  # why there is nothing to see, if so: then it is left out unless it was named
 
     def save(self, out: Path, name: str) -> list[Path]:
         """NAME.png, NAME.csv, further tables as NAME-KEY.csv, NAME.json with title and text."""
@@ -135,5 +136,8 @@ def make(
                     raise
                 made.left_out[name] = str(error)
             else:
-                made.files[name] = found.save(out, name)
+                if found.nothing and not names:
+                    made.left_out[name] = found.nothing
+                else:
+                    made.files[name] = found.save(out, name)
     return made

@@ -18,6 +18,7 @@ from . import Found, Options
 from .opened import Opened, unprompted
 
 COLOURS = 100
+_APART = 0.1  # silhouette from which on clients are seen apart
 EACH = 50  # test images of each class, at most
 
 
@@ -81,7 +82,9 @@ def colours_tsne(opened: Opened, options: Options) -> Found:
     chart = points.mark_point(filled=True, size=35, opacity=0.75).encode(*at, *looks).properties(height=360)
     below = f"{len(images)} pure colours under each client's model; silhouette {apart:.2f}"
     title = "Features of pure-colour images under each client's model"
-    return Found(style.titled(chart, opened.title, below), rows, title, text)
+    mixed = f"colours-tsne: the clients' features are mixed (silhouette {apart:.2f}, below {_APART})"
+    nothing = mixed if apart < _APART else ""
+    return Found(style.titled(chart, opened.title, below), rows, title, text, nothing=nothing)
 
 
 def colours(opened: Opened, options: Options) -> Found:

@@ -16,6 +16,7 @@ from ..seeding import torch_rng
 from .base import Model, normal
 from .resnet import ResNet
 from .text import Sentences, TextTower
+from .text_cache import TextCache
 from .transformer import block_weights, linear, norm_weights
 from .vit import Mode, Prompts, ViT, check_patches, head_weights, vit_weights
 
@@ -39,7 +40,7 @@ class CLIP(Model):
     tokenizer: Tokenizer | None = field(default=None, kw_only=True, repr=False)
     names: tuple[str, ...] = field(default=(), kw_only=True)  # of the classes
     template: str = field(default="a photo of a {}.", kw_only=True)
-    _zero_shot: Tensor | None = field(default=None, init=False, repr=False)
+    _texts: TextCache = field(default_factory=TextCache, init=False, repr=False)
     _sentences: dict[tuple[str, int, str], Sentences] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -99,8 +100,17 @@ class CLIP(Model):
         context: Tensor | None = None,
         deep: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """-> (C, d). Context vectors and deep prompts as in TextTower.features."""
-        return F.normalize(self.text_tower.features(weights, sentences, context, deep), dim=-1)
+        """-> (C, d). Context vectors and deep prompts as in TextTower.features. Computed once for constant prompts, as
+        long as the text tower is the model's own."""
+
+        def compute() -> Tensor:
+            return F.normalize(self.text_tower.features(weights, sentences, context, deep), dim=-1)
+
+        own = weights is self.weights or all(
+            weights[name] is p for name, p in self.weights.items() if name.startswith("body.text.")
+        )
+        prompts = {**({} if context is None else {0: context}), **(deep or {})}
+        return self._texts(sentences, prompts, compute) if own else compute()
 
     def logits(self, weights: Params, image: Tensor, text: Tensor) -> Tensor:
         """(B, d), (C, d) -> (B, C)."""
@@ -110,18 +120,12 @@ class CLIP(Model):
         return self.logits(weights, features, self.zero_shot(weights))
 
     def zero_shot(self, weights: Params) -> Tensor:
-        """(classes, d): text features of the template. Computed once, as long as the text tower is the model's own."""
-        own = all(weights[name] is p for name, p in self.weights.items() if name.startswith("body.text."))
-        if own and self._zero_shot is not None:
-            return self._zero_shot
-        text = self.text(weights, self.sentences(self.template))
-        if own:
-            self._zero_shot = text
-        return text
+        """(classes, d): text features of the template."""
+        return self.text(weights, self.sentences(self.template))
 
     def to(self, device: torch.device) -> CLIP:
         super().to(device)
-        self._zero_shot = None  # made on another device
+        self._texts = TextCache()  # these were made on another device
         self._sentences = {}
         return self
 

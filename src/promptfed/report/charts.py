@@ -5,8 +5,9 @@ Two parameters are set by the page: `shown`, the labels that are switched on, an
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..runs.tables import in_percent, spread
 from . import style
-from .gather import Group, ReportData, tasks
+from .gather import FAMILIES, Group, ReportData, tasks
 from .marks import NEAR, Row, by_label, data, rounds
 from .numbers import MEASURES, over_seeds, series, thin
 from .style import INK, Look
@@ -23,6 +24,11 @@ _POINTS = 1600  # in a chart of curves, all labels together
 _CLIENTS = 2400  # dots in the chart of clients, all labels together
 _LETTERS = 16, 32  # in a line of a label, on a phone and on a screen
 _SHOWN = "indexof(shown, datum.label) >= 0"
+_RANKED = {
+    "own": "own models, ranked by the mean over clients (bar)",
+    "one": "one model for all clients, ranked by all clients' test data (diamond)",
+    "reference": "references, not ranked",
+}
 
 
 # ---- over rounds, and over what is exchanged
@@ -63,7 +69,7 @@ def curves(found: ReportData) -> tuple[style.Chart | None, list[str]]:
         )
     )
     ends = {row["label"]: row["v"][first] for row in rows if row["v"][first] is not None}
-    looks = _looks(tables, ends)
+    looks = _looks(found, ends)
     x = rounds(max(row["round"] for row in rows))
     single = len(rows) == len({row["label"] for row in rows})
     layers = _lines(base, x, looks, ["round:Q"], single, _size(len(rows) / len(tables)))
@@ -90,7 +96,7 @@ def communication(found: ReportData) -> style.Chart | None:
             totals.append(cost[last])
     if not totals:
         return None
-    looks = _looks((group.label for group in found.groups), ends)
+    looks = _looks(found, ends)
     wide = max(totals) > 30 * min(totals)
     scale = alt.Scale(type="log", nice=False, padding=12) if wide else alt.Scale(zero=True, nice=True)
     axis = alt.Axis(format="~g", tickCount=5) if wide else alt.Axis(tickCount=6)
@@ -136,8 +142,8 @@ def _point(label: str, at: int, cost: float, value: tuple[float, float]) -> Row:
 
 
 def accuracies(found: ReportData) -> style.Chart | None:
-    """The last evaluated round, a row for each label, best mean first within a task: every client's accuracy, on a bar
-    to their mean; its deviation over seeds; and the accuracy on all clients' test data."""
+    """The last evaluated round, a row for each label, best first within a task and family: every client's accuracy, on
+    a bar to their mean; its deviation over seeds; and the accuracy on all clients' test data."""
     dots: list[dict[str, Any]] = []
     bars: list[dict[str, Any]] = []
     most = max(20, _CLIENTS // max(1, len(found.groups)))
@@ -157,14 +163,14 @@ def accuracies(found: ReportData) -> style.Chart | None:
         dots.append({"label": group.label, "client": [run.name(client) for client in some], "value": values})
     if not bars:
         return None
-    means = {bar["label"]: bar["mean"] for bar in bars}
-    order = [
-        label
-        for task in tasks(found)
-        for label in sorted((g.label for g in task.groups if g.label in means), key=lambda label: -means[label])
-    ]
+    blocks = _ranked(found, {bar["label"]: bar for bar in bars})
+    order = [label for labels in blocks.values() for label in labels]
+    headings = list(blocks) if len({group.family for group in found.groups}) > 1 else []  # one family needs no name
+    places = [place for head, labels in blocks.items() for place in (*([head] if headings else []), *labels)]
     names, lines = _wrapped(order)
-    y = alt.Y("label:N", title=None, sort=order, axis=alt.Axis(ticks=False, domain=False, labelExpr=names))
+    unnamed = f"indexof({json.dumps(headings)}, datum.value) >= 0 ? '' : {names}"
+    axis = alt.Axis(ticks=False, domain=False, labelExpr=unnamed)
+    y = alt.Y("label:N", title=None, sort=places, axis=axis)
     x = alt.Scale(domain=[0, 100])
     (colour,) = by_label(style.looks(group.label for group in found.groups), alt.Color)
     colour.legend = None  # the rows have their names
@@ -198,8 +204,26 @@ def accuracies(found: ReportData) -> style.Chart | None:
         layers.append(
             mark.encode(alt.X("global:Q", scale=x), y, color=alt.value("white"), stroke=alt.value(INK), tooltip=tips)
         )
-    chart = alt.layer(*layers).properties(height=max(64, max(32, 14 * lines + 6) * len(bars)))
+    if headings:
+        text = data([{"label": heading} for heading in headings]).mark_text(align="left", dx=2, fontSize=12, color=INK)
+        layers.append(text.encode(y, text="label:N", x=alt.datum(0)))
+    chart = alt.layer(*layers).properties(height=max(64, max(32, 14 * lines + 6) * len(places)))
     return chart.add_params(alt.param("shown", value=order))
+
+
+def _ranked(found: ReportData, bars: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Labels that can be ranked with each other, from the best, under what they are ranked by."""
+    blocks: dict[str, list[str]] = {}
+    parts = tasks(found)
+    for task in parts:
+        for family in FAMILIES:
+            by = "global" if family == "one" else "mean"
+            labels = [group.label for group in task.groups if group.family == family and group.label in bars]
+            if family != "reference":
+                labels.sort(key=lambda label: -bars[label].get(by, 0.0))
+            if labels:
+                blocks[_RANKED[family] if len(parts) == 1 else f"{task.words}: {_RANKED[family]}"] = labels
+    return blocks
 
 
 def client_scores(group: Group) -> dict[int, float]:
@@ -226,10 +250,13 @@ def _wrapped(labels: Sequence[str]) -> tuple[str, int]:
 # ---- what they share
 
 
-def _looks(labels: Iterable[str], ends: Mapping[str, float]) -> dict[str, Look]:
-    """A label's look is that of its place among all; legends are in the order of the lines' ends."""
-    looks = style.looks(labels)
-    return {label: looks[label] for label in sorted(looks, key=lambda label: -ends.get(label, -np.inf))}
+def _looks(found: ReportData, ends: Mapping[str, float]) -> dict[str, Look]:
+    """A label's look is that of its place among all; legends go by family, then by the lines' ends."""
+    looks = style.looks(group.label for group in found.groups)
+    families = {group.label: FAMILIES.index(group.family) for group in found.groups}
+    return {
+        label: looks[label] for label in sorted(looks, key=lambda label: (families[label], -ends.get(label, -np.inf)))
+    }
 
 
 def _size(points: float) -> int:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..errors import UserError, unknown
 from ..method import Method
@@ -20,6 +20,9 @@ from ..methods import reference
 from ..runs import record, statistics
 from ..runs.opened import Run
 from ..runs.rows import Row
+
+Family = Literal["own", "one", "reference"]  # own models, one model for all clients, or there to measure others by
+FAMILIES: tuple[Family, ...] = get_args(Family)  # as they follow each other in tables and charts
 
 _FILES = ("config.toml", "rounds.jsonl", "result.json")  # any of them makes a folder a run
 _BROKEN = (UserError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)
@@ -68,6 +71,13 @@ class Group:
     def reference(self) -> type[Method] | None:
         """Its method, if that is there to measure others by."""
         return reference(str(self.option("method", "name") or self.first.numbers.get("method", "")))
+
+    @property
+    def family(self) -> Family:
+        """Rows are ranked among those of one family; references are not ranked."""
+        if self.reference:
+            return "reference"
+        return "one" if self.main_column == "global" else "own"
 
     @property
     def results(self) -> list[dict[str, Any]]:

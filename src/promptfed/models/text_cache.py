@@ -1,0 +1,54 @@
+"""Text features that are asked for again: an evaluation needs those of one prompt for every batch of images."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .text import Sentences
+
+_MOST = 16  # entries; a mixture or a set of contexts asks for several in turn
+
+
+class _Entry(NamedTuple):
+    sentences: Sentences
+    prompts: dict[int, Tensor]
+    precision: torch.dtype | None
+    text: Tensor
+
+
+@dataclass
+class TextCache:
+    """The latest results of one text tower, by the values of its prompts. What a gradient or vmap passes through is
+    never kept."""
+
+    entries: deque[_Entry] = field(default_factory=lambda: deque(maxlen=_MOST))
+
+    def __call__(self, sentences: Sentences, prompts: Mapping[int, Tensor], compute: Callable[[], Tensor]) -> Tensor:
+        """compute(), unless its result for these prompts, by the layer they enter, is known."""
+        if not all(map(_constant, prompts.values())):
+            return compute()
+        kind = sentences.ids.device.type
+        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for known in self.entries:
+            if known.sentences is sentences and known.precision is precision and _equal(known.prompts, prompts):
+                return known.text
+        text = compute()
+        if _constant(text):
+            copies = {layer: p.clone() for layer, p in prompts.items()}  # an optimiser changes parameters in place
+            self.entries.append(_Entry(sentences, copies, precision, text))
+        return text
+
+
+def _constant(t: Tensor) -> bool:
+    passed = t.requires_grad and torch.is_grad_enabled()
+    return not passed and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+def _equal(a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[layer], b[layer]) for layer in a)
