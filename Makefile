@@ -5,9 +5,11 @@ STAMP := $(VENV)/.installed
 
 .PHONY: run test lint docs slow bench clean
 
-# Offline comparison of prompt methods on the embedded model, with eight drawing styles as clients.
+# What five papers claim, each method against its own baselines, offline. A second process shares the work.
+PAPERS := $(BIN)/promptfed compare papers engine.workers=1 --out runs/papers
 run: $(STAMP)
-	$(BIN)/promptfed compare quickstart --out runs/quickstart
+	@$(PAPERS) --only ", pFedP" > /dev/null 2>&1 & helper=$$!; trap "kill $$helper" INT TERM; $(PAPERS); wait
+	@echo "On your own images: $(BIN)/promptfed choose --minutes 10 dataset=FOLDER partition=domain backbone=vit-mini"
 
 # All checks.
 test: lint

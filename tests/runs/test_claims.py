@@ -1,15 +1,16 @@
 """What papers claim, judged by differences in a comparison."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
-from typer.testing import CliRunner
+from rich.console import Console
 
 from promptfed import UserError
-from promptfed.cli.main import app
+from promptfed.report import draw_claims
 from promptfed.runs import claims, comparison
 from promptfed.runs import config as C
 from promptfed.runs.statistics import Difference
@@ -71,16 +72,18 @@ def test_mistakes(where: str, at: int, key: str, value: Any, message: str, tmp_p
         comparison.prepare(path, {}, out=tmp_path / "out")
 
 
-def test_compare_prints_saves_and_draws_verdicts(file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    told = CliRunner().invoke(app, ["compare", str(file), "engine.workers=1", "--out", str(out)])
-    assert told.exit_code == 0, told.output
-    (found,) = json.loads((out / "claims.json").read_text())
-    assert f"skewed: the claim {found['verdict']}." in told.output
-    assert (out / "claims.png").stat().st_size > 1000
-    mean = found["differences"]["alone"]["mean"]
-    rows = {row["label"]: row["local"]["mean"] for row in json.loads((out / "table.json").read_text())}
-    assert mean == pytest.approx(rows["averaged, skewed"] - rows["alone, skewed"])
+def test_verdicts_are_shown_saved_and_drawn(file: Path, tmp_path: Path) -> None:
+    plan = comparison.prepare(file, {"engine.workers": 1}, seeds=[0], only=", skewed", out=tmp_path / "out")
+    outcome = comparison.execute(plan)
+    verdicts = claims.judge(plan.claims, outcome.results, plan.layout)
+    claims.save(verdicts, plan.folder / "claims.json")
+    (found,) = json.loads((plan.folder / "claims.json").read_text())
+    rows = {row["label"]: row["local"]["mean"] for row in outcome.table}
+    assert found["differences"]["alone"]["mean"] == pytest.approx(rows["averaged, skewed"] - rows["alone, skewed"])
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(claims.show(verdicts))
+    assert f"skewed: the claim {found['verdict']}." in console.export_text()
+    assert draw_claims(verdicts, tmp_path / "claims.png").stat().st_size > 1000
 
 
 def test_each_paper_has_its_method_and_baselines() -> None:

@@ -23,7 +23,7 @@ def draw_claims(verdicts: Sequence[Verdict], path: Path) -> Path:
     return style.save(panels.resolve_scale(x="shared").properties(title=title), path)
 
 
-def _panel(verdict: Verdict, last: bool) -> alt.LayerChart:
+def _panel(verdict: Verdict, last: bool) -> style.Chart:
     rows = [
         {"row": row, "mean": 100 * found.mean, "low": 100 * found.low, "high": 100 * found.high, "word": found.word}
         for row, found in verdict.differences.items()
@@ -32,7 +32,7 @@ def _panel(verdict: Verdict, last: bool) -> alt.LayerChart:
     x = alt.X("low:Q", title=None, axis=alt.Axis(labels=last, ticks=last, domain=last))
     colour = alt.Color("word:N", scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())), title=None)
     base = data(rows).encode(y=y, color=colour)
-    zero = alt.Chart(alt.Data(values=[{"zero": 0}])).mark_rule(color=GREY).encode(x="zero:Q")
+    zero = data([{"zero": 0}]).mark_rule(color=GREY).encode(x="zero:Q")
     line = base.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q")
     dot = base.mark_circle(size=70, opacity=1).encode(x="mean:Q")
     title = f"{verdict.claim.column}: the claim {verdict.word}"

@@ -82,7 +82,8 @@ def judge(claims: Sequence[Claim], results: Mapping[str, Sequence[Result]], plac
         numbers = {row: [run.numbers for run in each] for row, each in runs.items()}
         paired = {row: difference(numbers[claim.ours], numbers[row], claim.by) for row in runs if row != claim.ours}
         known = {row: found for row, found in paired.items() if found}
-        column = claim.by or next((found.column for found in known.values()), "local")
+        columns: list[Column] = [found.column for found in known.values()]
+        column = claim.by or (columns[0] if columns else "local")
         accuracies = {row["label"]: tables.percent(row[column]) for row in tables.table(runs)}
         verdicts.append(Verdict(claim, known, accuracies))
     return verdicts
