@@ -5,11 +5,9 @@ STAMP := $(VENV)/.installed
 
 .PHONY: run test lint docs slow bench clean
 
-# What five papers claim, each method against its own baselines, offline. A second process shares the work.
-PAPERS := $(BIN)/promptfed compare papers engine.workers=1 --out runs/papers
+# Offline comparison of prompt methods on the embedded model, with eight drawing styles as clients.
 run: $(STAMP)
-	@$(PAPERS) --only ", pFedP" > /dev/null 2>&1 & helper=$$!; trap "kill $$helper" INT TERM; $(PAPERS); wait
-	@echo "On your own images: $(BIN)/promptfed choose --minutes 10 dataset=FOLDER partition=domain backbone=vit-mini"
+	$(BIN)/promptfed compare quickstart --out runs/quickstart
 
 # All checks.
 test: lint
@@ -31,6 +29,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/many_clients.py
 	$(BIN)/python benchmarks/frozen.py
+	$(BIN)/python benchmarks/peers.py --parts fedavg pfedpt
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "promptfed needs Python 3.11 or newer")'
