@@ -1,10 +1,14 @@
-"""Memory of a simulation with 100, 1,000 and 10,000 clients, each with a private prompt.
+"""Memory and time of a simulation with 100 to 100,000 clients, each with a private prompt in LMDB.
 
-Every client is trained once (100 clients per round), then all are evaluated, each with its own prompt; the prompts are
-in LMDB. Each size runs in its own process, and its peak resident memory is printed in two parts: `own` (anonymous:
-allocated by the program) and `mapped` (file pages that the system may drop at any time: data, LMDB).
+In each of three rounds 1,000 clients (or all, if there are fewer) are trained, then all clients are evaluated, each
+with its own prompt. `start` is the time from the call to the first round. Each size runs in its own process, without
+workers, and its peak resident memory is printed in two parts: `own` (anonymous: allocated by the program) and `mapped`
+(file pages that the system may drop at any time: data, LMDB, updates on disk).
 
-    python benchmarks/many_clients.py [--sizes 100 1000 10000]
+`--all` trains all clients in one round instead, and they have no test images: what the server holds of their updates.
+With `--median`, aggregation needs all updates at once: beyond 256 MB they are held on disk.
+
+    python benchmarks/many_clients.py [--sizes 100 1000 10000 100000] [--all [--median]]
 """
 
 import argparse
@@ -15,77 +19,95 @@ import threading
 import time
 from pathlib import Path
 
-SAMPLES = 4  # training samples per client
+import torch
+
+import noise
+import promptfed
+from promptfed import State, Update
+from promptfed.clients.base import Notice
+
+PARTICIPANTS, ROUNDS, SAMPLES = 1000, 3, 4  # samples per client
 
 
-def resident() -> tuple[float, float]:
-    """Own and mapped memory of this process in MB."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    own, mapped = (int(status[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile"))
-    return own, mapped
+class Median(promptfed.FedAvg):
+    """Each coordinate's median over clients."""
+
+    def aggregate(self, state: State, updates: list[Update]) -> State:
+        middle = {}
+        for name, p in state.items():
+            values = torch.stack([u.up[name].flatten()[:1000] for u in updates])  # a part will do for a benchmark
+            middle[name] = p.clone()
+            middle[name].view(-1)[:1000] = values.median(dim=0).values
+        return middle
 
 
-def simulate(clients: int) -> None:
-    import numpy as np
-    import torch
+class Watch(threading.Thread):
+    """The most memory so far, own and mapped, in MB; and when the first round began."""
 
-    import promptfed
-    from promptfed.data import Site
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.called, self.start_up, self.peak, self.trained = time.perf_counter(), 0.0, [0.0, 0.0], False
+        self.start()
 
-    torch.set_num_threads(1)
-    g = np.random.default_rng(0)
-    per = SAMPLES + 2
-    images = g.integers(0, 256, (clients * per, 3, 16, 16), np.uint8)
-    peak = [0.0, 0.0]
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.is_set():
-            for i, value in enumerate(resident()):
-                peak[i] = max(peak[i], value)
+    def run(self) -> None:
+        while True:
+            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            now = [int(status[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile")]
+            self.peak = [max(pair) for pair in zip(self.peak, now, strict=True)]
             time.sleep(0.02)
 
-    with tempfile.TemporaryDirectory() as folder:
-        data = promptfed.Dataset.from_arrays(
-            "noise", images, g.integers(0, 4, len(images)), ("a", "b", "c", "d"), path=Path(folder) / "data"
-        )
-        del images
-        sites = tuple(
-            Site(str(i), np.arange(SAMPLES) + i * per, np.arange(0), np.arange(SAMPLES, per) + i * per)
-            for i in range(clients)
-        )
-        federation = promptfed.Federation(data, sites, {"name": "benchmark"})
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        started = time.perf_counter()
-        rounds = max(1, clients // 100)
+    def begin(self, round: int, clients: object) -> None:
+        self.start_up = self.start_up or time.perf_counter() - self.called
+
+    def on_notice(self, notice: Notice) -> None:
+        if notice.ask == "evaluate" and not self.trained:
+            self.trained = True
+            self.print("after training  ")
+
+    def print(self, when: str) -> None:
+        own, mapped = self.peak
+        spent = time.perf_counter() - self.called
+        print(f"  {when} {own:6.0f} MB own, {mapped:6.0f} MB mapped; start {self.start_up:4.1f} s, "
+              f"{spent:5.0f} s so far", flush=True)  # fmt: skip
+
+    def end(self, line: object) -> None: ...
+
+
+def simulate(clients: int, everyone: bool, median: bool) -> None:
+    torch.set_num_threads(1)
+    method = {"name": "pfedpt", "epochs": 1, "prompt_epochs": 1, "prompt_size": 2}
+    count = 1 if everyone else ROUNDS
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        held = noise.federation(folder, clients, SAMPLES, 0 if everyone else 2, size=16)
+        print(f"{clients:,} clients", flush=True)
+        watch = Watch()
         promptfed.run(
-            method={"name": "pfedpt", "epochs": 1, "prompt_epochs": 1, "prompt_size": 2},
-            federation=federation,
-            rounds=rounds,
-            fraction=100 / clients,
-            eval={"every": rounds, "after_local": "none", "pooled": "never"},
+            method={"name": "__main__:Median", "epochs": 1} if median else method,
+            federation=held,
+            rounds=count,
+            fraction=1.0 if everyone else min(1.0, PARTICIPANTS / clients),
+            eval={"every": count, "after_local": "none", "pooled": "never"},
             engine={"workers": 1},
-            out=Path(folder) / "run",
+            out=folder / "run",
+            view=watch,
         )
-        spent = time.perf_counter() - started
-        stop.set()
-        watcher.join()
-        stored = sum(p.stat().st_blocks * 512 for p in (Path(folder) / "run" / "clients").iterdir()) / 1e6
-    print(f"{clients:>6} clients: {peak[0]:6.0f} MB own, {peak[1]:6.0f} MB mapped, "
-          f"{stored:6.1f} MB on disk, {spent:5.0f} s", flush=True)  # fmt: skip
+        watch.print("after evaluation")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10000])
-    parser.add_argument("--one", type=int)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
+    parser.add_argument("--all", action="store_true", help="all clients train in one round")
+    parser.add_argument("--median", action="store_true", help="aggregate medians instead of means")
+    parser.add_argument("--one", action="store_true", help="in this process")
     given = parser.parse_args()
     if given.one:
-        simulate(given.one)
+        simulate(given.sizes[0], given.all, given.median)
         return
+    flags = [f"--{name}" for name in ("all", "median") if getattr(given, name)]
     for size in given.sizes:
-        subprocess.run([sys.executable, __file__, "--one", str(size)], check=True)
+        subprocess.run([sys.executable, __file__, "--one", "--sizes", str(size), *flags], check=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,15 @@ SMALL = {
     "fedotp": {"context": 3, "iterations": 5},
     "plot": {"context": 3, "prompts": 2, "iterations": 5},
     "fedpgp": {"context": 3, "rank": 2},
+    "promptsrc": {"context": 2, "depth": 2},
+    "pfedprompt": {"context": 3, "shots": 2},
+    "pfedmoap": {"context": 3, "experts": 2, "gate_width": 8},
+    "dp-fpl": {"context": 3, "rank": 2},
+    "fedmgp": {"context": 2, "tokens": 2, "groups": 3},
+    "fedpha": {"context": 3, "lengths": (2, 4)},
+    **{name: {"rank": 2, "epochs": 1, "batch_size": 16} for name in ("fedit", "ffa-lora")},
+    "fedsa-lora": {"rank": 2, "epochs": 1, "batch_size": 8},  # A does not move in the first step, where B is zero
+    "flexlora": {"rank": 3, "ranks": (1, 3), "epochs": 1, "batch_size": 16},
     "fedbn": {"epochs": 1},  # of a transformer, all weights of it
 }
 

@@ -20,6 +20,7 @@ VARIANTS = (
     ("pfedpt", {"prompt": "random-patch"}),
     ("pfedpt", {"joint": True}),
     ("perfedavg", {"order": "second"}),
+    ("fedavg+bias", {"epochs": 1, "standardise": False}),  # as features of fresh weights are, training is steady
     ("fedavg", {"momentum": 0.9, "weight_decay": 0.01}),
 )
 
@@ -28,6 +29,7 @@ VARIANTS = (
 NAMES = [
     *(name for name in METHODS if name != "fedpr"),
     *("pfedpt", "head-tune", "promptfl", "cocoop", "fedclip", "plot", "fedtpg"),
+    "fedit",
     *COMPOSITIONS,
 ]
 

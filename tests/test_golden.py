@@ -39,6 +39,7 @@ SLOW = {"lr": 0.005, "momentum": 0.0}
 AS_RECORDED = {
     **{name: {**SLOW, "standardise": False} for name in ("head-tune", "fedvpt", "fedvpt-d", "fedpr+vpt")},
     **dict.fromkeys(("promptfl", "fedprox+maple"), SLOW),
+    **{name: {"standardise": False} for name in ("fedit", "ffa-lora", "fedsa-lora", "flexlora")},
     "sgpt": {"lr": 0.01, "momentum": 0.9, "standardise": False},
 }
 CASES = {name: (name, {**SMALL.get(name, {}), **AS_RECORDED.get(name, {})}) for name in NAMES}

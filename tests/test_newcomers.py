@@ -205,7 +205,7 @@ def test_a_secret_never_leaves_and_enrolment_sees_the_data(tmp_path: Path) -> No
 
 def test_only_the_first_gradient_of_a_step_is_recorded(tmp_path: Path) -> None:
     class Twice(Method):
-        def step(self, grad: Any, params: Params, phase: Any) -> Params:
+        def step(self, grad: Any, params: Params, phase: Any, normal: Any) -> Params:
             grad({name: torch.zeros_like(p).requires_grad_() for name, p in params.items()})
             return grad(params)
 

@@ -16,6 +16,7 @@ from promptfed.clients.store import Store
 from promptfed.clients.wire import pack, unpack
 from promptfed.method import FedAvg
 from promptfed.methods import ALIASES, METHODS
+from promptfed.phases import Context
 from promptfed.privacy import NOT_COVERED, Privacy, answers, epsilon, sentence, statement
 from promptfed.runs import build
 from promptfed.runs import config as C
@@ -29,6 +30,7 @@ COVERED = {
     *("lg-fedavg", "fedbn", "ditto", "apfl", "fedala", "fedamp"),
     *("tpfl", "atpfl", "pfedpg", "pfedpt", "pfedpt-tokens", "head-tune", "fedvpt", "fedvpt-d", "promptfl"),
     *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip", "plot", "fedotp", "fedtpg"),
+    *("promptsrc", "pfedprompt", "pfedmoap", "dp-fpl", "fedmgp", "fedpha"),
 }
 SMALL = {
     "dataset": {"name": "digits", "limit": 60, "size": 16},
@@ -326,7 +328,7 @@ def test_sgpt_is_refused_when_it_trains(tmp_path):
     with case.clients() as (clients, host):
         host.privacy = Privacy(clip=1.0)
         with pytest.raises(UserError, match=r"^privacy.clip: Sgpt sends sums"):
-            clients.train({0: begun(case)}, 1, score=False)
+            clients.train({0: begun(case, clients)}, 1, score=False)
 
 
 @pytest.mark.parametrize("name", sorted(COVERED))
@@ -349,9 +351,9 @@ def test_covered_methods_train_and_only_noise_reaches_the_server(name, tmp_path)
     given = {key: value for key, value in short.items() if key in methods.fields(name)}
     model = models.build(backbone, (3, size, size), 4, 5, NAMES)
     case = Case(methods.create(name, given), model, tiny_federation(tmp_path, (9, 1, 5), size=size))
-    state = begun(case)
-    sent = {client: case.method.down(state, client) for client in (0, 1)}
     with case.clients() as (clients, host):
+        state = begun(case, clients)
+        sent = {client: case.method.down(state, client) for client in (0, 1)}
         plain, _ = clients.train(sent, 1, score=False)
         host.privacy, host.noise_seed = Privacy(clip=1e-3), 7
         clipped, _ = clients.train(sent, 1, score=False)
@@ -359,6 +361,9 @@ def test_covered_methods_train_and_only_noise_reaches_the_server(name, tmp_path)
         noised, _ = clients.train(sent, 1, score=False)
     for a, b, c in zip(plain, clipped, noised, strict=True):
         still = a.sent if name != "pfedpg" else {key: torch.zeros_like(p) for key, p in a.up.items()}
+        if name in ("pfedmoap", "fedmgp"):  # they send other parameters than they receive
+            blank = Context(a.sent, {}, None, torch.tensor(0), torch.zeros(4), draws=(case.seed, 1, a.client))
+            still = case.method.upload(case.method.start(case.init, a.sent, {}, {}), blank)
         change = flat(b.up) - flat({key: still[key] for key in b.up})
         assert np.linalg.norm(change) <= 1e-3 * (1 + 1e-2)
         assert not equal(a.up, c.up)

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
+from torch import Tensor
 
 from client_blocks import MODEL
 from promptfed import training as client_module
 from promptfed.methods import create
-from promptfed.scoring import Score, evaluate
+from promptfed.params import Params
+from promptfed.scoring import Pooled, Score, evaluate
 from promptfed.training import Work
-from tiny import CLASSES, arrays, linear, numbers, samples
+from tiny import CLASSES, Linear, arrays, linear, near, numbers, samples
 
 
 def scored(n: int, seed: int = 0, classes: int = CLASSES) -> tuple[Score, np.ndarray, np.ndarray, float]:
@@ -72,3 +74,33 @@ def test_evaluation_in_chunks_counts_every_sample_once(monkeypatch: pytest.Monke
         whole.fn.tolist(),
     )
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+class CountedLinear(Linear):
+    """Counts the samples that it computes features of."""
+
+    seen = 0
+
+    def features(self, weights: Params, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        self.seen += len(x)
+        return super().features(weights, x, tokens)
+
+
+@pytest.mark.parametrize(("name", "passes"), [("fedper", 2), ("fedrod", 2), ("lg-fedavg", 4), ("ditto", 4)])
+def test_personal_models_with_the_same_body_share_features_of_pooled_data(name: str, passes: int) -> None:
+    """Clients 0 and 1 have one body and their own heads, client 2 has another body, and so has client 3."""
+    base, method, data = linear(), create(name), samples(30)
+    model = CountedLinear(base.name, base.image, base.classes, base.weights)
+    start = method.tuning.init(model, 0)
+    own = near(start, 1)
+    head = {n: p for n, p in own.items() if n.startswith(("head.", "own.weight", "own.bias"))}
+    bodies = [start, {**start, **head}, own, own]
+    if name == "lg-fedavg":  # the reverse: every client has its own body
+        bodies = [near(start, seed) for seed in range(4)]
+    pooled = Pooled(data)
+    found = [pooled.score(method, model, Work(0, data, params, {}, {}), params) for params in bodies]
+    assert model.seen == passes * len(data)
+    for score, params in zip(found, bodies, strict=True):
+        alone = evaluate(method, model, Work(0, data, params, {}, {}), params, data)
+        assert (score.n, score.loss) == (alone.n, alone.loss)
+        assert all((getattr(score, part) == getattr(alone, part)).all() for part in ("tp", "fp", "fn"))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.clients.base import Clients
+from promptfed.clients.base import Clients, Take
 from promptfed.errors import UserError
+from promptfed.intake import Intake
 from promptfed.method import FedAvg, Method, State
 from promptfed.methods import create
 from promptfed.models import Model
@@ -63,11 +64,13 @@ class Fake(Clients):
         self.log.append(("enroll", list(clients)))
         return {client: {"hello": torch.tensor(float(client))} for client in clients}
 
-    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
+    def train(
+        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+    ) -> tuple[list[Update], list[Scores]]:
         self.log.append(("train", round, sorted(sent), score))
         answers = [self.answer(client, params, round) for client, params in sent.items()]
-        updates = [update for update in answers if update is not None]
-        return updates[:: self.order], self._scores([u.client for u in updates]) if score else []
+        updates = [take(update) for update in answers[:: self.order] if update is not None]
+        return updates, self._scores([u.client for u in updates]) if score else []
 
     def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         value = {client: p["body.w"].tolist() for client, p in sent.items()}
@@ -159,6 +162,13 @@ def test_every_client_is_as_likely_as_any_other() -> None:
 # ---- screen
 
 
+def screened(
+    updates: Sequence[Update], asked: Sequence[int], shared: Params
+) -> tuple[list[Update], list[dict[str, Any]]]:
+    intake = Intake(FedAvg(), shared, shared, dict.fromkeys(asked, 5))
+    return screen([intake.take(update) for update in updates], asked)
+
+
 def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
     updates = [
         Update(8, {}, w(1.0), 5),
@@ -171,7 +181,7 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
         Update(10, {}, w(1.0), 5, loss=NAN),
         Update(1, {}, w(2.0), 5),
     ]
-    used, left_out = screen(updates, [8, 1, 2, 3, 4, 5, 6, 7, 9, 10], w(0.0))
+    used, left_out = screened(updates, [8, 1, 2, 3, 4, 5, 6, 7, 9, 10], w(0.0))
     assert [update.client for update in used] == [1, 8]
     assert left_out == [
         {"client": 2, "why": "non-finite update"},
@@ -186,14 +196,14 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
 
 
 def test_an_answer_nobody_asked_for_is_not_used() -> None:
-    used, left_out = screen([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1], w(0.0))
+    used, left_out = screened([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1], w(0.0))
     assert [update.client for update in used] == [1]
     assert left_out == []
 
 
 def test_a_client_that_has_nothing_to_send_can_be_used() -> None:
     """Local: nothing travels."""
-    used, left_out = screen([Update(1, {}, {}, 5)], [1], {})
+    used, left_out = screened([Update(1, {}, {}, 5)], [1], {})
     assert len(used) == 1
     assert left_out == []
 

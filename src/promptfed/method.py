@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,8 +14,8 @@ from . import params as P
 from .errors import UserError
 from .models import Model
 from .params import Params
-from .phases import Batch, Context, Holdings, Optimizer, Phase, Update
-from .tuning import FROZEN, GIVEN, Full, Tuning, Wrapper
+from .phases import Batch, Context, Holdings, Normal, Optimizer, Phase, Update
+from .tuning import FROZEN, GIVEN, STORED, Full, Tuning, Wrapper
 
 State = Params  # what the server remembers: flat names to tensors, so that a checkpoint is one safetensors file
 ONCE = "once"  # names below it are sent only once
@@ -105,12 +105,12 @@ class Method(BaseModel):
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")), {}
 
     def upload(self, params: Params, ctx: Context) -> Params:
-        """Client: what is sent, with the names and shapes of the shared parameters."""
+        """Client: what is sent, with the names and shapes of uploads()."""
         return self.shared(params)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
-        """Server: the new state. By default the clients' mean, weighted by their numbers of samples."""
-        return {**state, **P.mean([u.up for u in updates], [u.n for u in updates])}
+        """Server: the new state. By default of the clients' mean, weighted by their numbers of samples."""
+        return self.merge(state, P.mean([u.up for u in updates], [u.n for u in updates]))
 
     def adapt(self) -> tuple[Phase, ...]:
         """Client: training before an evaluation, on a copy, by plain cross-entropy: fine-tuning baselines. A private
@@ -159,9 +159,10 @@ class Method(BaseModel):
         """Client: values of each sample that are constant during a phase, (B, ...) each, in batch.extra."""
         return {}
 
-    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase) -> Params:
-        """Client: the direction the optimiser descends, by default the gradient of loss(). Elementwise in params, which
-        may hold one client or a stack of them. Of several gradients taken, the loss of the first is recorded."""
+    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase, normal: Normal) -> Params:
+        """Client: the direction the optimiser descends, by default the gradient of loss(). Parameters may be those of
+        several clients, stacked along a first axis, and must not mix; normal(*shape) gives each client random numbers
+        of its own. Of several gradients taken, the loss of the first is recorded."""
         return grad(params)
 
     def end_phase(self, params: Params, ctx: Context) -> Params:
@@ -181,10 +182,20 @@ class Method(BaseModel):
         Values stored earlier under other names remain."""
         return {}
 
+    def uploads(self, shared: Params, client: int) -> Params:
+        """Server: the shared parameters in the shapes that this client sends. They differ between clients where those
+        that down() sends do."""
+        return shared
+
     def unusable(self, state: State, update: Update) -> str:
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever
         aggregate() and send_second() rely on is checked here. Parameters have been checked."""
         return ""
+
+    def merge(self, state: State, mean: Params) -> State:
+        """Server: the new state, by the clients' mean alone. A method that needs no more overrides this instead of
+        aggregate(): updates are then added up as they come, and a round needs the memory of one."""
+        return {**state, **mean}
 
     def send_second(self, state: State, updates: list[Update]) -> dict[int, Params]:
         """Server, after aggregation: a second message to some of the round's clients."""
@@ -198,6 +209,10 @@ class Method(BaseModel):
         """Server: the one model that a personal method has besides the clients' own, for clients that never train."""
         return None
 
+    def describe(self, state: State, clients: Sequence[int]) -> dict[str, float]:
+        """Server, at an evaluation: numbers about its state for the record, given the clients that have a model."""
+        return {}
+
     def assign(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor | None:
         """Evaluation: (B,) the group of each sample, if the method has groups."""
         return None
@@ -206,13 +221,16 @@ class Method(BaseModel):
 
     def roles(self) -> tuple[str, ...]:
         """The roles of the tuning that this method trains: all but "private", which the tuning trains itself, and
-        "given" and "frozen", which are not trained."""
-        return tuple(role for role in self.tuning.role_names() if role not in ("private", GIVEN, FROZEN))
+        those that are not trained."""
+        untrained = ("private", GIVEN, FROZEN, STORED)
+        return tuple(role for role in self.tuning.role_names() if role not in untrained)
 
     def stays(self, name: str) -> bool:
         """Whether the parameter of this name never leaves its client."""
-        role = self.tuning.role(name)
-        return role == "private" or role in self.private
+        return self.stays_role(self.tuning.role(name))
+
+    def stays_role(self, role: str) -> bool:
+        return role in ("private", STORED) or role in self.private
 
     def shared(self, params: Params) -> Params:
         return {n: p for n, p in params.items() if not self.stays(n) and self.tuning.role(n) not in (GIVEN, FROZEN)}
@@ -261,7 +279,7 @@ class Method(BaseModel):
     @property
     def personal(self) -> bool:
         """Whether clients end up with models of their own, rather than one global model."""
-        keeps = bool(self.private) or "private" in self.tuning.role_names()
+        keeps = bool(self.private) or not {"private", STORED}.isdisjoint(self.tuning.role_names())
         return keeps or self.own_down or bool(self.adapt())
 
     @property
@@ -270,10 +288,15 @@ class Method(BaseModel):
         return not self.personal or type(self).common is not Method.common
 
     @property
+    def streams(self) -> bool:
+        """Whether the server needs only the mean of a round's updates."""
+        return type(self).aggregate is Method.aggregate and type(self).send_second is Method.send_second
+
+    @property
     def enrolls(self) -> bool:
         """Whether clients have anything to make or to send before their first round."""
         own = type(self).enroll is not Method.enroll or type(self).secrets is not Method.secrets
-        return own or self.tuning.collects
+        return own or self.tuning.collects or STORED in self.tuning.role_names()
 
 
 class FedAvg(Method):

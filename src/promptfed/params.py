@@ -1,5 +1,6 @@
 """Params: a flat dict of dotted names to tensors, and the few things done to it."""
 
+import math
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -29,16 +30,34 @@ def groups(params: Params) -> dict[str, Params]:
     return found
 
 
+class Mean:
+    """A weighted mean of items that come one by one. `total`: what their weights are expected to sum to."""
+
+    def __init__(self, total: float) -> None:
+        self._expected, self._total = float(total), 0.0
+        self._sum: Params = {}
+
+    def add(self, item: Params, weight: float) -> None:
+        self._sum = self._sum or {name: torch.zeros_like(p) for name, p in item.items()}
+        for name, p in self._sum.items():
+            p.add_(item[name], alpha=weight / self._expected)
+        self._total += weight
+
+    def value(self) -> Params:
+        if self._total == self._expected:
+            return self._sum
+        return {name: p * (self._expected / self._total) for name, p in self._sum.items()}
+
+
 def mean(items: Sequence[Params], weights: Sequence[float]) -> Params:
     """Weighted mean; the weights need not sum to one."""
-    total = float(sum(weights))
+    total = sum(weights)
     if not items or total <= 0:
         raise ValueError("mean() needs at least one item and a positive total weight")
-    out = {name: torch.zeros_like(p) for name, p in items[0].items()}
+    found = Mean(total)
     for item, weight in zip(items, weights, strict=True):
-        for name, p in out.items():
-            p.add_(item[name], alpha=weight / total)
-    return out
+        found.add(item, weight)
+    return found.value()
 
 
 def minus(a: Params, b: Params) -> Params:
@@ -83,8 +102,15 @@ def digest(params: Params) -> str:
     return found.hexdigest()
 
 
+def equal(a: Params, b: Params) -> bool:
+    """The same names and values."""
+    return a.keys() == b.keys() and all(p is b[name] or torch.equal(p, b[name]) for name, p in a.items())
+
+
 def finite(params: Params) -> bool:
-    return all(bool(p.isfinite().all()) for p in params.values())
+    """Whether no value is infinite or NaN."""
+    # A sum is finite only if all its terms are, and is far cheaper than a look at each of them.
+    return all(math.isfinite(p.sum().item()) or bool(p.isfinite().all()) for p in params.values())
 
 
 def nbytes(params: Params) -> int:

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from .params import Params
+from .seeding import torch_rng
+
+Normal = Callable[..., Tensor]  # (*shape) -> standard normal numbers of that shape, from a client's own generator
 
 
 class Optimizer(BaseModel):
@@ -94,9 +97,14 @@ class Context:
     # What was sent once and kept by the client. In a loss it must be the same for all clients: a block shares it.
     once: Params = field(default_factory=dict)
     private: Params = field(default_factory=dict)  # everything the client keeps to itself; not available in a loss
+    draws: tuple[int, ...] = ()  # seed, round and client, which name what random() draws; not available in a loss
 
     def trains(self, role: str) -> bool:
         return self.phase is not None and role in self.phase.train
+
+    def random(self, use: str) -> torch.Generator:
+        """The client's own in this round: the same one whenever it is asked for this use."""
+        return torch_rng(*self.draws, use)
 
     def within(self, phase: str) -> bool:
         return self.phase is not None and self.phase.name == phase

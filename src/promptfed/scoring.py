@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
-from . import Method, Model, Params
+from . import Method, Model, Params, Tuning
+from . import params as P
 from .training import Samples, Work, chunks, context
 
 
@@ -55,18 +57,45 @@ class Scores:
 
 def evaluate(method: Method, model: Model, work: Work, params: Params, samples: Samples) -> Score:
     """How well these parameters do on these samples; `work` says whose they are."""
-    classes = model.classes
     ctx = context(work, model)
+    with torch.no_grad():
+        each = ((method.tuning.logits(model, params, batch, ctx), batch.y) for batch in chunks(samples))
+        return _tally(each, model.classes)
+
+
+class Pooled:
+    """All clients' test data, on which every personal model is scored. Features are kept for the next model: personal
+    ones often differ in their heads only."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._shared: Params | None = None  # what the features were made with
+        self._known: list[tuple[Tensor, Tensor]] = []  # features and labels of each batch
+
+    @torch.no_grad()
+    def score(self, method: Method, model: Model, work: Work, params: Params) -> Score:
+        tuning, samples = method.tuning, self._samples
+        roles = tuning.feature_roles() if type(tuning).logits is Tuning.logits else ()
+        if not roles:
+            return evaluate(method, model, work, params, samples)
+        shared = {name: p for name, p in params.items() if tuning.role(name) in roles}
+        if self._shared is None or not P.equal(shared, self._shared):
+            ctx = context(work, model)
+            self._known = [(tuning.features(model, params, batch, ctx), batch.y) for batch in chunks(samples)]
+            self._shared = shared
+        return _tally(((tuning.head(model, params, features), y) for features, y in self._known), model.classes)
+
+
+def _tally(each: Iterable[tuple[Tensor, Tensor]], classes: int) -> Score:
+    """Counts of logits (B, classes) against labels (B,)."""
     confusion = torch.zeros(classes, classes, dtype=torch.int64)  # label, prediction
     loss = 0.0
-    with torch.no_grad():
-        for batch in chunks(samples):
-            logits = method.tuning.logits(model, params, batch, ctx)
-            loss += float(torch.nn.functional.cross_entropy(logits, batch.y, reduction="sum"))
-            cells = batch.y * classes + logits.argmax(1)
-            confusion += torch.bincount(cells, minlength=classes**2).reshape(classes, classes).cpu()
-    tp = confusion.diagonal()
-    return Score(len(samples), loss, tp.numpy(), (confusion.sum(0) - tp).numpy(), (confusion.sum(1) - tp).numpy())
+    for logits, y in each:
+        loss += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+        cells = y * classes + logits.argmax(1)
+        confusion += torch.bincount(cells, minlength=classes**2).reshape(classes, classes).cpu()
+    tp, n = confusion.diagonal(), int(confusion.sum())
+    return Score(n, loss, tp.numpy(), (confusion.sum(0) - tp).numpy(), (confusion.sum(1) - tp).numpy())
 
 
 def summary(scores: Sequence[Scores], classes: int, one_model: bool) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -14,6 +12,7 @@ from torch import Tensor
 from . import Method, Model, Params, State, Update, UserError, scoring
 from . import params as P
 from .clients.base import Clients, Notice
+from .intake import Intake
 from .method import split_once
 from .scoring import Scores
 from .seeding import rng
@@ -100,15 +99,17 @@ def step(
     chosen = sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
     begin(round, chosen)
     # 2. Send each its part of the state; 3. it trains and answers.
-    sent = {client: checked(method, "down", method.down(state, client)) for client in chosen}
-    updates, trained = clients.train(sent, round, score=plan.evaluates(round) and plan.after_local != "none")
+    sent = outgoing(method, state, chosen)
+    shared, score = method.shared(init), plan.evaluates(round) and plan.after_local != "none"
+    intake = Intake(method, state, shared, {client: sizes[client] for client in chosen})
+    updates, trained = clients.train(sent, round, score, intake.take)
     # 4. Leave out what cannot be used.
-    used, left_out = screen(updates, chosen, method.shared(init), partial(method.unusable, state))
-    line = _line(round, chosen, used, left_out)
+    used, left_out = screen(updates, chosen)
+    line = _line(round, chosen, used, left_out, sum(P.numel(method.uploads(shared, u.client)) for u in used))
     if not used:
         return state, line, trained
     # 5. Aggregate. If that is not finite although every update was, the round is as if nobody had answered.
-    made = checked(method, "aggregate", method.aggregate(state, used))
+    made = checked(method, "aggregate", intake.aggregate(used))
     if not P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
         line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
         return state, line, trained
@@ -134,7 +135,7 @@ def _evaluate(
     method: Method, model: Model, clients: Clients, plan: Plan, state: State, round: int, trained: Sequence[Scores]
 ) -> Line:
     """Scores of the models after a round, by stage; of newcomers apart."""
-    served = {client: method.down(state, client) for client in plan.serve(method, clients.ids(), round)}
+    served = outgoing(method, state, plan.serve(method, clients.ids(), round))
     wide = plan.pooled == "every" or (plan.pooled == "last" and round == plan.rounds)
     scores = clients.evaluate(served, as_of=round + 1, pooled=wide and method.personal, after_local=False)
     stages: dict[str, Sequence[Scores]] = {"aggregated": scores, "after_local": trained}
@@ -147,9 +148,10 @@ def _evaluate(
         stages["common"] = clients.evaluate(
             dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
         )
-    found: Line = {}
+    described = method.describe(state, list(served))
+    found: Line = {"server": described} if described else {}
     for stage, scored in stages.items():
-        one_model = stage == "common" or (stage == "aggregated" and not method.personal)
+        one_model = method.serves if stage == "common" else stage == "aggregated" and not method.personal
         for new in (False, True):
             part = [s for s in scored if (s.client in plan.newcomers) is new]
             if part:
@@ -159,6 +161,17 @@ def _evaluate(
                     "clients": scoring.per_client(part),
                 }
     return found
+
+
+def outgoing(method: Method, state: State, clients: Sequence[int]) -> dict[int, Params]:
+    """What each client is sent: one object for clients that are sent the same tensors."""
+    sent: dict[int, Params] = {}
+    last: Params = {}
+    for client in clients:
+        down = checked(method, "down", method.down(state, client))
+        same = down.keys() == last.keys() and all(p is last[name] for name, p in down.items())
+        sent[client] = last = last if same else down
+    return sent
 
 
 def checked(method: Method, hook: str, made: Any) -> Params:
@@ -179,40 +192,22 @@ def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> lis
     return sorted(rng(seed, round, "sample").choice(able, count, replace=False).tolist())
 
 
-def screen(
-    updates: Sequence[Update],
-    asked: Sequence[int],
-    shared: Params,
-    unusable: Callable[[Update], str] = lambda update: "",
-) -> tuple[list[Update], list[dict[str, Any]]]:
+def screen(updates: Sequence[Update], asked: Sequence[int]) -> tuple[list[Update], list[dict[str, Any]]]:
     """Usable updates in the order of clients; and which clients are left out of the round, and why."""
     used, left_out = [], []
     answered = {update.client: update for update in updates}
     for client in sorted(asked):
         update = answered.get(client, Update(client, {}, {}, 0, error="no answer"))
-        why = fault(update, shared) or unusable(update)
-        if why:
-            left_out.append({"client": client, "why": why})
+        if update.error:
+            left_out.append({"client": client, "why": update.error})
         else:
             used.append(update)
     return used, left_out
 
 
-def fault(update: Update, shared: Params) -> str:
-    """Why an update must not be used; empty if it may."""
-    if update.error:
-        return update.error
-    if {name: p.shape for name, p in update.up.items()} != {name: p.shape for name, p in shared.items()}:
-        return "names or shapes differ from the shared parameters"
-    if update.n < 1:
-        return "no samples"
-    told = [update.loss * update.n if update.loss is not None else 0.0, *update.moved.values()]
-    if not all(map(math.isfinite, told)) or not P.finite({**update.up, **update.stats}):
-        return "non-finite update"
-    return ""
-
-
-def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]]) -> Line:
+def _line(
+    round: int, chosen: Sequence[int], used: Sequence[Update], left_out: Sequence[dict[str, Any]], up: int
+) -> Line:
     losses = [(u.loss, u.n) for u in used if u.loss is not None]
     samples = sum(n for _, n in losses)
     line: Line = {
@@ -225,7 +220,7 @@ def _line(round: int, chosen: Sequence[int], used: Sequence[Update], left_out: S
             "clients": len(used),
             "up": sum(u.bytes_up for u in used),
             "down": sum(u.bytes_down for u in used),
-            "parameters_up": sum(P.numel(u.up) for u in used),
+            "parameters_up": up,
             # What is sent only once is counted in bytes, not here.
             "parameters_down": sum(P.numel(split_once(u.sent)[0]) for u in used),
         },

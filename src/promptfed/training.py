@@ -19,6 +19,7 @@ from torch.func import vmap
 
 from . import Batch, Context, Method, Model, Optimizer, Params, Phase
 from . import params as P
+from .phases import Normal
 from .seeding import rng
 
 CHUNK = 128  # samples per forward pass where no gradient is needed
@@ -67,6 +68,7 @@ class Work:
     memory: Params
     once: Params = field(default_factory=dict)
     private: Params = field(default_factory=dict)
+    draws: tuple[int, ...] = ()  # seed, round and client
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def train(
     method: Method, model: Model, block: Sequence[Work], phases: Sequence[Phase], seed: int, round: int
 ) -> list[Trained]:
     """Runs the phases on every client of the block."""
+    if len({tuple(p.shape for p in work.params.values()) for work in block}) > 1:  # they cannot be stacked
+        return [train(method, model, [work], phases, seed, round)[0] for work in block]
     done = [Trained(work.params, momentum=P.under(work.private, MOMENTUM)) for work in block]
     for number, phase in enumerate(phases):
         plans = [
@@ -94,7 +98,9 @@ def train(
             drawn_views(work.samples, plan, rng(seed, round, work.client, "views", number))
             for work, plan in zip(block, plans, strict=True)
         ]
-        local = LocalPhase(method, model, block, done, phase)
+        generators = [rng(seed, round, work.client, "normal", number) for work in block]
+        normal = partial(normals, generators, block[0].samples.y.device)
+        local = LocalPhase(method, model, block, done, phase, normal)
         for indices, drawn in zip(zip_longest(*plans), zip_longest(*views), strict=True):
             local.step(indices, np.stack([g.random(2, np.float32) for g in noise]), drawn)
         done = local.final()
@@ -109,6 +115,12 @@ def train(
 def _ended(method: Method, model: Model, work: Work, client: Trained, phase: Phase) -> Trained:
     with torch.no_grad():
         return replace(client, params=method.end_phase(client.params, context(work, model, phase, client.stats)))
+
+
+def normals(generators: Sequence[np.random.Generator], device: torch.device, *shape: int) -> Tensor:
+    """Standard normal numbers of each client of a block, (K, *shape), or (*shape) of one client."""
+    drawn = [g.standard_normal(shape, np.float32) for g in generators]
+    return torch.from_numpy(np.stack(drawn) if len(drawn) > 1 else drawn[0]).to(device)
 
 
 def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray]:
@@ -167,9 +179,15 @@ class LocalPhase:
     """One phase of a block's local training: initialised, then step() for each batch, then final()."""
 
     def __init__(
-        self, method: Method, model: Model, block: Sequence[Work], before: Sequence[Trained], phase: Phase
+        self,
+        method: Method,
+        model: Model,
+        block: Sequence[Work],
+        before: Sequence[Trained],
+        phase: Phase,
+        normal: Normal,
     ) -> None:
-        self.method, self.phase, self.before = method, phase, before
+        self.method, self.phase, self.before, self.normal = method, phase, before, normal
         self.samples, self.offsets = _concatenate([work.samples for work in block])
         # Where samples vary, the constants of each client's batch are computed with the batch.
         varies = _has_constants(method, phase) and _vary(method, self.samples)
@@ -215,7 +233,7 @@ class LocalPhase:
                 name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)
             }
 
-        direction = grad(trained) if self.phase.plain else self.method.step(grad, trained, self.phase)
+        direction = grad(trained) if self.phase.plain else self.method.step(grad, trained, self.phase, self.normal)
         value, stats = found[0]
         self.drawn += sizes
         self.loss_sums += value * torch.tensor(sizes, device=value.device, dtype=torch.float32)
@@ -381,7 +399,7 @@ def _take(values: Params, at: Tensor | slice) -> Params:
 def context(work: Work, model: Model, phase: Phase | None = None, stats: Params | None = None) -> Context:
     y = work.samples.y
     n, counts = torch.tensor(len(y), device=y.device), torch.bincount(y, minlength=model.classes)
-    return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private)
+    return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private, work.draws)
 
 
 def _rows(active: list[bool], like: Tensor) -> Tensor:

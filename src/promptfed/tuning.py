@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
 from typing import ClassVar
@@ -18,6 +19,7 @@ from .phases import Batch, Context, Optimizer, Phase
 # Roles of values that are neither trained nor sent by clients.
 GIVEN = "given"  # the server computes them, and clients receive them
 FROZEN = "frozen"  # every client has them from init(), and they stay so
+STORED = "stored"  # a client computes them from its own training data
 
 NEEDS_VIT = "a transformer is needed (allowed: vit-mini, vit-tiny, a published ViT, or a CLIP with backbone.part=image)"
 NEEDS_CLIP = "a CLIP is needed (allowed: clip-mini, or a published one)"
@@ -31,7 +33,8 @@ class Family(StrEnum):
     BOTH = "prompts on images and text of a CLIP"
     TOKENS = "prompt tokens of a vision transformer"
     PRIVATE = "private prompts, around anything that is tuned"
-    FEATURES = "a head or an adapter on frozen features"
+    LAYERS = "low-rank updates, biases or adapters in frozen layers"
+    FEATURES = "a head or attention on frozen features"
     WEIGHTS = "all weights, or what a plug-in tunes instead"
     OTHER = "something else"
 
@@ -41,8 +44,8 @@ class Tuning(BaseModel):
 
     Each parameter has a role, found by the first matching prefix in `roles`. A Method speaks of roles only: "body" and
     "head" are the usual ones, a parameter whose role is "private" never leaves its client under any method, one whose
-    role is "given" is computed by the server from sums that clients send before the first round, and one whose role is
-    "frozen" keeps its initial value everywhere.
+    role is "given" is computed by the server, one whose role is "stored" is computed by the client from its own
+    training data, and one whose role is "frozen" keeps its initial value everywhere.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -86,6 +89,11 @@ class Tuning(BaseModel):
         """(B, d): what the head sees."""
         return model.features({**model.weights, **params}, batch.x, batch.tokens)
 
+    def feature_roles(self) -> tuple[str, ...]:
+        """The roles that features() depends on, if on nothing else of a client: clients with equal parameters of these
+        roles then share features in an evaluation. Empty: they do not."""
+        return ()
+
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         """(B, d) -> (B, classes)."""
         return model.classify({**model.weights, **params}, features)
@@ -112,13 +120,18 @@ class Tuning(BaseModel):
         """Client: sums over a batch of its training samples, with the initial parameters."""
         return {}
 
-    def summed(self, features: Tensor, y: Tensor, classes: int) -> Params:
+    def summed(self, model: Model, features: Tensor, y: Tensor) -> Params:
         """The same, given the features."""
         return {}
 
     def started(self) -> tuple[str, ...]:
         """Trained parameters among constants(): the server must have one initial value of each."""
         return ()
+
+    def stored(self, model: Model, params: Params, batches: Iterator[Batch]) -> Params:
+        """Client, at its first contact: its values of the role "stored", from its training samples and the initial
+        parameters. A client that never had this contact keeps their initial values."""
+        return {}
 
     def constants(self, sums: Params) -> Params:
         """Server: initial values of parameters, from the sums over all clients' training samples."""
@@ -133,6 +146,9 @@ class Full(Tuning):
 
     def init(self, model: Model, seed: int) -> Params:
         return {name: p.clone() for name, p in model.weights.items()}
+
+    def feature_roles(self) -> tuple[str, ...]:
+        return ("body",)
 
 
 class OnFeatures(Tuning):
@@ -191,13 +207,16 @@ class Wrapper(Tuning):
         return self.inner.collects
 
     def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        return self.inner.summed(self.features(model, params, batch, ctx), batch.y, model.classes)
+        return self.inner.summed(model, self.features(model, params, batch, ctx), batch.y)
 
     def constants(self, sums: Params) -> Params:
         return self.inner.constants(sums)
 
     def started(self) -> tuple[str, ...]:
         return self.inner.started()
+
+    def stored(self, model: Model, params: Params, batches: Iterator[Batch]) -> Params:
+        return self.inner.stored(model, params, batches)
 
 
 class Transparent(Wrapper):

@@ -120,3 +120,24 @@ def test_a_sweep_shows_what_was_swept_and_what_has_no_prompt(tmp_path):
     panels = found.picture.to_dict()["hconcat"]
     titles = [panel["layer"][-1]["encoding"]["x"]["title"] for panel in panels]
     assert titles == [f"size of the prompt ({unit})" for unit in ("pixels", "tokens")]
+
+
+def test_sgpt_is_swept_over_the_last_layer_with_prompts():
+    settings = {"name": "sgpt", "group_layers": [3, 4], "shared_layers": [0, 1, 2], "training": "bcd"}
+    unit = "last layer with prompts"
+    assert compared.prompt(settings, several=False) == ("group prompts", unit, 5)
+    alone = {**settings, "training": "shared", "group_layers": []}
+    assert compared.prompt(alone, several=False) == ("shared prompts", unit, 3)
+
+
+def test_each_clients_accuracy_and_f1_over_the_runs_of_a_method(tmp_path):
+    folder = comparison(tmp_path / "all")
+    for i, file in enumerate(sorted(folder.glob("*/result.json"))):
+        scores = [{"client": c, "accuracy": 0.1 * c + 0.01 * i, "macro_f1": None if c else 0.5} for c in (0, 1)]
+        file.write_text(json.dumps({**json.loads(file.read_text()), "clients": {"aggregated": scores}}))
+    rows = made(folder, "clients", tmp_path)
+    assert [(row["method"], row["client"], row["runs"]) for row in rows] == [
+        (method, str(client), runs) for method, runs in (("fedavg", "2"), ("pfedpt", "10")) for client in (0, 1)
+    ]
+    assert float(rows[1]["accuracy"]) == pytest.approx(10.5)
+    assert float(rows[2]["macro_f1"]) == 50

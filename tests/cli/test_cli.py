@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_a_run_leaves_a_complete_folder(promptfed, tmp_path):
     assert names >= {"config.toml", "partition.json", "rounds.jsonl", "checkpoint.safetensors", "result.json"}
     assert names >= {"curves.png", "partition.png", "prompts.png"}
     assert "pfedpt" in said
+    assert re.search(r"\d+ s, \d+% of it evaluation", said)
     result = json.loads((folder / "result.json").read_text())
     assert result["rounds"] == 2
     assert set(result["metrics"]["aggregated"]) == {"last", "mean_of_last_10", "chosen_on_validation"}
@@ -403,5 +405,6 @@ def test_list(promptfed, what):
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(promptfed, tmp_path, words, says):
     said = promptfed(*words, code=1)
     assert says in said
-    assert len(said.strip().splitlines()) == 1
+    progress = ("pfedpt  preparing data and model", "pfedpt  decoding digits: ")  # some mistakes are seen with the data
+    assert len([line for line in said.strip().splitlines() if not line.startswith(progress)]) == 1
     assert not list(tmp_path.glob("runs/*"))

@@ -125,7 +125,7 @@ def test_a_loss_sees_the_numbers_of_its_own_client(k: int) -> None:
 class Halved(Method):
     """Descends half the gradient."""
 
-    def step(self, grad: Any, params: Params, phase: Phase) -> Params:
+    def step(self, grad: Any, params: Params, phase: Phase, normal: Any) -> Params:
         return {name: g / 2 for name, g in grad(params).items()}
 
 

@@ -42,7 +42,7 @@ def test_two_rounds_of_two_clients_of_three(tmp_path: Path) -> None:
         updates, y = [], []
         for client in (0, 1):
             assert method.down(state, client).keys() == set(WEIGHTS)
-            _, (blob,) = host.train([host.work(client, method.down(state, client), round)], round, score=False)
+            _, (blob,) = host.train([[host.work(client, method.down(state, client), round)]], round, score=False)
             up, _ = read_update(blob)
             updates.append(Update(client, {}, up, 8 - 2 * client))
             y.append(numbers(up))

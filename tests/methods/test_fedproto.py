@@ -66,7 +66,7 @@ def test_no_weight_is_sent(tmp_path: Path) -> None:
     method = create("fedproto", {"batch_size": B, "epochs": 1})
     host = toy_host(method, tmp_path)
     state = method.begin(MODEL, host.init, 0)
-    _, (blob,) = host.train([host.work(1, method.down(state, 1), 1)], 1, score=False)
+    _, (blob,) = host.train([[host.work(1, method.down(state, 1), 1)]], 1, score=False)
     up, stats = read_update(blob)
     assert up == {}
     assert {name: tuple(s.shape) for name, s in stats.items()} == {"sum": (CLASSES, WIDTH), "seen": (CLASSES,)}

@@ -84,7 +84,7 @@ def test_moon_remembers_the_body_it_trained_last(tmp_path: Path) -> None:
     host = toy_host(method, tmp_path)
     first = host.work(0, dict(MODEL.weights), 1)
     same(first.memory, {name: p for name, p in numbers(MODEL.weights).items() if name in BODY})
-    _, blobs = host.train([first], 1, score=False)
+    _, blobs = host.train([[first]], 1, score=False)
     sent, _ = read_update(blobs[0])
     assert sent.keys() == set(WEIGHTS)
     down = near(MODEL.weights, 8)

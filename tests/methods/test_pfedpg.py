@@ -191,3 +191,34 @@ def test_conformance_without_attention() -> None:
     # Stacked and single training differ by rounding, which the published rate of .25 would amplify beyond 1e-5.
     given = {"tokens": 2, "generator": "average", "epochs": 1, "lr": 0.02, "server_lr": 0.1}
     check_method("pfedpg", backbone="vit-mini", size=32, **given)
+
+
+def test_how_much_prompts_differ_is_measured_over_all_pairs_of_clients() -> None:
+    method = method_of(attention_init="plain")
+    state = begun(method)
+    a, b, c = (method.down(state, client)["tokens.0"].double() for client in range(3))
+    pairs = torch.stack([a - b, a - c, b - c])
+    found = method.describe(state, [0, 1, 2])
+    assert found["prompt_difference_rms"] == pytest.approx(float(pairs.square().mean().sqrt()), rel=1e-6)
+    assert found["prompt_rms"] == pytest.approx(float(torch.stack([a, b, c]).square().mean().sqrt()), rel=1e-6)
+    same = method_of(generator="base")
+    assert same.describe(begun(same), [0, 1])["prompt_difference_rms"] == 0
+
+
+def test_the_basis_is_scored_with_each_clients_own_head(tmp_path) -> None:
+    """Both stages differ in the prompts alone: prompts that are the basis score the same."""
+    settings = {"tokens": K, "epochs": 1, "lr": 0.05, "server_lr": 50.0, "basis": True}
+    federation = tiny_federation(tmp_path, sizes=(12, 9), size=8)
+    lines = {}
+    for generator in ("attention", "base"):
+        case = Case(create("pfedpg", {**settings, "generator": generator}), MODEL, federation)
+        with case.clients() as (clients, _):
+            recorder = Memory()
+            run(case.method, MODEL, case.init, clients, Plan(2, 1.0, 0, after_local="none"), recorder)
+        lines[generator] = recorder.lines[-1]
+    same = lines["base"]
+    assert [row["loss"] for row in same["common"]["clients"]] == [row["loss"] for row in same["aggregated"]["clients"]]
+    own = lines["attention"]
+    assert [row["loss"] for row in own["common"]["clients"]] != [row["loss"] for row in own["aggregated"]["clients"]]
+    assert own["common"]["summary"]["global"] is None  # heads differ: it is not one model
+    assert own["server"]["prompt_difference_rms"] > 0

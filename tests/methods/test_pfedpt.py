@@ -147,7 +147,7 @@ def test_a_kept_momentum_goes_on_in_the_next_round(block: int, tmp_path: Path) -
     for round in (1, 2):
         works = [host.work(client, dict(MODEL.weights), round) for client in (0, 1)]
         for i in range(0, 2, block):
-            host.train(works[i : i + block], round, score=False)
+            host.train([works[i : i + block]], round, score=False)
     for client in (0, 1):
         (x, y), n = arrays(host.samples(host.federation.sites[client].train)), len(works[client].samples)
         p, velocity = numbers(host.init), dict.fromkeys(SIDES, 0.0)

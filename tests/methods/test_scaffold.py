@@ -48,7 +48,7 @@ def test_two_rounds_of_two_clients(tmp_path: Path) -> None:
     for round in (1, 2):
         updates, y = [], []
         for client, n in enumerate((8, 6)):
-            _, (blob,) = host.train([host.work(client, method.down(state, client), round)], round, score=False)
+            _, (blob,) = host.train([[host.work(client, method.down(state, client), round)]], round, score=False)
             up, stats = read_update(blob)
             assert (up.keys(), stats) == (set(WEIGHTS), {})
             updates.append(Update(client, {}, up, n))

@@ -10,7 +10,7 @@ from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial, whole
 from promptfed.clients.messages import read_update
 from promptfed.methods import METHODS, create
 from promptfed.phases import Holdings, Update
-from promptfed.tuning import Tuning
+from promptfed.tuning import Full
 from tiny import BODY, HEAD, PLAIN, toy_host
 
 EVERYTHING = set(WEIGHTS) | set(SIDES)
@@ -53,7 +53,7 @@ def test_everything_a_client_sends_after_a_round_is_shared(name: str, tmp_path: 
     host = toy_host(method, tmp_path)
     state = method.begin(MODEL, host.init, 0)
     client = host.work(1, method.down(state, 1), 1)
-    results, blobs = host.train([client], 1, score=False)
+    results, blobs = host.train([[client]], 1, score=False)
     up, stats = read_update(blobs[0])
     assert set(up) == set(method.shared(client.params))
     assert not stats
@@ -96,7 +96,7 @@ def test_which_methods_end_with_one_global_model(name: str, personal: bool) -> N
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "lg-fedavg", "fedproto"])
 def test_a_method_that_splits_body_and_head_refuses_a_tuning_without_a_head(name: str) -> None:
-    class Headless(Tuning):
+    class Headless(Full):
         roles = {"body.": "body"}  # noqa: RUF012
 
     with pytest.raises(ValueError, match='needs a tuning with a "head"'):

@@ -20,7 +20,7 @@ from promptfed.runs.api import small
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
 PAPERS = {
-    "pfedpt": ["table1", "table2", "table4", "table5", "table6", "table7", "table8", "fig8"],
+    "pfedpt": ["table1", "table2", "table4", "table5", "table6", "table7", "table8", "fig8", "figures"],
     "sgpt": ["table1", "table2", "table3", "table4", "table5", "fig4"],
     "atpfl": ["table1", "table2", "fig2", "fig3"],
     "pfedpg": ["table1", "table2", "table3", "table4", "table5"],

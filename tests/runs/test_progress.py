@@ -1,14 +1,22 @@
 """What is told of a run while it goes on, by a clock that stands where a test puts it."""
 
 import io
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from limits import HANG
+from promptfed import run, steps
 from promptfed.clients.base import Notice
+from promptfed.data import load
+from promptfed.runs import display
 from promptfed.runs.progress import Live, Status, duration, slow
 from promptfed.server import Line
+from promptfed.steps import Step
 
 
 class Clock:
@@ -194,6 +202,13 @@ def test_it_fits_a_narrow_terminal() -> None:
 # ---- the view of the command line
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def run_through(view: Live) -> None:
     with view:
         for round in (1, 2):
@@ -203,11 +218,12 @@ def run_through(view: Live) -> None:
             view.end(line(round, 1.0, 1.0))
 
 
-def test_off_a_terminal_there_is_a_line_a_round() -> None:
+def test_off_a_terminal_there_is_a_line_when_rounds_begin_and_one_per_round() -> None:
     console = Console(file=io.StringIO(), width=40)
     run_through(Live(console, "[x]", 2))
     assert isinstance(console.file, io.StringIO)
-    first, second = console.file.getvalue().splitlines()
+    begun, first, second = console.file.getvalue().splitlines()
+    assert begun == "[x]  round 1/2  training: 0 of 1 clients"
     assert first == "[x]  round 1/2  loss 0.250  local 50.0%, worst 25.0%  0:02 spent"
     assert second.endswith("0:04 spent")
 
@@ -221,3 +237,77 @@ def test_on_a_terminal_the_end_stays_and_a_run_that_was_done_before_leaves_nothi
     with Live(console, "x", 2):
         pass
     assert console.file.getvalue().endswith("\x1b[2K"), "it wipes its line"
+
+
+# ---- steps beside the rounds
+
+
+def plain() -> tuple[Console, Callable[[], str]]:
+    file = io.StringIO()
+    return Console(file=file, width=200), file.getvalue
+
+
+def test_off_a_terminal_a_long_silence_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "QUIET", 0.05)
+    console, said = plain()
+    with Live(console, "x", 2) as live:
+        assert said() == "", "a mistake in the settings is told first"
+        wait_for(lambda: said().count("x  preparing data and model\n") > 1)
+        live.begin(1, [0, 1, 2])
+        wait_for(lambda: said().count("training: 0 of 3 clients") > 1)
+    told = said()
+    time.sleep(0.2)
+    assert said() == told, "nothing is told of a run that is over"
+
+
+def test_decoding_is_told_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path))
+    console, said = plain()
+    with Live(console, "x", 2) as live:
+        step = Step("decoding a", 300, lambda: 100)
+        step.begun -= 5.0
+        live.on_step(step)
+        assert said() == "x  decoding a: 100 of 300 images, 0:10 left\n"
+        assert "decoding a" in seen(live)
+        assert "100 of 300 images, 0:10 left" in seen(live)
+        step.over = True
+        assert "decoding a" not in seen(live)
+        load("digits")
+    assert "x  decoding digits: 0 of 1,797 images\n" in said()
+
+
+def test_outside_of_a_run_bars_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path))
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    assert isinstance(console.file, io.StringIO)
+    with display.bars(console):
+        load("digits")
+    assert "decoding digits" in console.file.getvalue()
+    assert console.file.getvalue().endswith("\x1b[2K"), "it wipes its line"
+    told = console.file.getvalue()
+    with display.bars(console):
+        load("digits")  # decoded by now
+    assert console.file.getvalue() == told
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_filling_the_cache_of_frozen_values_is_told(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    found: list[Step] = []
+    with steps.listening(found.append):
+        run(
+            method={"name": "head-tune", "epochs": 1},
+            backbone="vit-mini",
+            dataset={"name": "digits", "limit": 60, "size": 32},
+            partition={"name": "iid", "clients": 2},
+            rounds=1,
+            out=tmp_path / "run",
+            progress=False,
+            engine={"workers": workers},
+        )
+    decoding, again, caching = found
+    assert decoding is again
+    assert (decoding.what, decoding.over, decoding.count()) == ("decoding digits", True, 60)
+    assert (caching.what, caching.total, caching.count(), caching.active) == ("caching features", 60, 60, False)

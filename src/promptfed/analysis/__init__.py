@@ -90,11 +90,13 @@ ANALYSES: dict[str, Analysis] = {
     "colours-labels": Analysis("classes predicted on pure colours against a client's own", "run", "labels.colours"),
     "drift": Analysis("how far parameters move in each round", "run", "drift.drift"),
     "leakage": Analysis("label distributions that uploads reveal", "run", "labels.leakage"),
+    "variation": Analysis("how far a client's classes lie apart in its features", "run", "variation.variation"),
     "groups": Analysis("what SGPT's groups hold, and how stable they are", "run", "groups.groups"),
     "selection": Analysis("how steadily clients select SGPT's groups over rounds", "run", "groups.selection"),
     "helps": Analysis("DP2FL's weights of others in each client's data prompt", "run", "helps.helps"),
     "scatter": Analysis("global against worst-client accuracy of all runs", "comparison", "compared.scatter"),
-    "sweep": Analysis("accuracy over the prompt's size, by its kind", "comparison", "compared.sweep"),
+    "sweep": Analysis("accuracy over the prompt's size or last layer", "comparison", "compared.sweep"),
+    "clients": Analysis("accuracy and F1 of each client, over datasets", "comparison", "compared.clients"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from ..errors import UserError
 from ..methods import parse
 from ..report import marks, style
 from ..report.gather import SeedRun, gather
-from ..runs.tables import in_percent, spread
+from ..runs.cells import in_percent, spread
 from ..tuning import Full, PrivatePrompt
 from ..tunings.heads import HeadOnly
 from . import Found, Options
 
 # The setting that holds a prompt's size, and its unit; of pixels there are several kinds.
 _SIZES = {"prompt_size": "pixels", "prompt_tokens": "soft tokens", "tokens": "tokens", "context": "context vectors"}
+
+
+_LAYERS = "last layer with prompts"
 
 
 def read(folder: Path) -> list[SeedRun]:
@@ -91,7 +95,7 @@ def _around(accuracies: Sequence[float]) -> alt.Scale:
 
 
 def sweep(runs: Sequence[SeedRun], options: Options) -> Found:
-    """pFedPT, Fig. 8."""
+    """pFedPT, Fig. 8; SGPT, Fig. 4."""
     settings = [one.run.settings["method"] for one in runs]
     several = len({one["name"] for one in settings if not _SIZES.keys().isdisjoint(one)}) > 1
     rows = []
@@ -113,6 +117,9 @@ def sweep(runs: Sequence[SeedRun], options: Options) -> Found:
 def prompt(settings: dict[str, Any], several: bool) -> tuple[str, str | None, int | None]:
     """The kind of a method's prompt, the unit of its size and the size, where that is a setting; otherwise its name.
     With `several` methods the kind begins with the method's name."""
+    if "group_layers" in settings:  # SGPT, Fig. 4: how deep shared prompts go, or the group prompts after them
+        kind = "shared" if settings["training"] == "shared" else "group"
+        return f"{kind} prompts", _LAYERS, max(settings[f"{kind}_layers"]) + 1
     size = next((key for key in _SIZES if key in settings), None)
     if size is None:
         return settings["name"], None, None
@@ -151,7 +158,8 @@ def _sweep(rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
             for size, mean, std in points(rows, kind)
         ]
         axis, scale = alt.Axis(tickMinStep=1), alt.Scale(zero=False, padding=12)
-        x = alt.X("size:Q", title=f"size of the prompt ({unit})", axis=axis, scale=scale)
+        across = unit if unit == _LAYERS else f"size of the prompt ({unit})"
+        x = alt.X("size:Q", title=across, axis=axis, scale=scale)
         title = "local test accuracy, mean over clients (%)" if unit == units[0] else None
         up: dict[str, Any] = {"title": title, "scale": marks.NEAR}
         base = marks.data(here).encode(x, colour)
@@ -164,3 +172,51 @@ def _sweep(rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
         panels.append(alt.layer(*layers).properties(width=style.WIDTH / len(units)))
     chart: style.Chart = alt.hconcat(*panels).resolve_scale(y="shared")
     return chart
+
+
+# ---- one client after the other
+
+
+def clients(runs: Sequence[SeedRun], options: Options) -> Found:
+    """DP2FL, Fig. 4: of each method a panel, the mean of all its runs."""
+    methods: dict[str, list[SeedRun]] = {}
+    for one in runs:
+        methods.setdefault(one.numbers.get("method", ""), []).append(one)
+    rows = []
+    for method, its in methods.items():
+        scored = [row for one in its for row in one.numbers.get("clients", {}).get("aggregated", ())]
+        for client in sorted({row["client"] for row in scored}):
+            own = [row for row in scored if row["client"] == client]
+            means = {key: spread(in_percent(row[key]) for row in own)[0] for key in ("accuracy", "macro_f1")}
+            rows.append({"method": method, "client": client, "runs": len(its), **means})
+    known = [row for row in rows if not math.isnan(row["accuracy"])]
+    if not known:
+        raise UserError("clients: no client of the comparison has test data")
+    words = []
+    for method in dict.fromkeys(row["method"] for row in known):
+        each = [row["accuracy"] for row in known if row["method"] == method]
+        words.append(f"{method} {min(each):.1f} to {max(each):.1f} %")
+    text = (
+        f"Accuracy and macro F1 of each client on its own test data, means over datasets and seeds: {'; '.join(words)}."
+    )
+    colours = {"accuracy": style.BLUE, "macro F1": style.LIGHT}
+    bars = [
+        {"method": row["method"], "client": row["client"], "kind": kind, "value": row[key]}
+        for row in known
+        for kind, key in (("accuracy", "accuracy"), ("macro F1", "macro_f1"))
+    ]
+    base = (
+        marks.data(bars)
+        .mark_bar()
+        .encode(
+            alt.X("client:O", title="client", axis=alt.Axis(labelAngle=0)),
+            alt.Y("value:Q", title="%", scale=alt.Scale(domain=[0, 100])),
+            alt.Row("method:N", title=None, sort=list(methods)),
+            marks.by_colour(colours),
+            xOffset=alt.XOffset("kind:N", sort=list(colours)),
+        )
+    )
+    chart = style.titled(
+        base.properties(width=style.WIDTH, height=110), _setting(runs), "means over datasets and seeds"
+    )
+    return Found(chart, rows, "Accuracy and F1 of each client", text)

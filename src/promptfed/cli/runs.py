@@ -17,13 +17,13 @@ from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
-    from ..runs import api, build, claims, comparison, dryrun, progress, record, tables
+    from ..runs import api, build, claims, comparison, display, dryrun, progress, record, tables
     from ..search import tune as searching
 else:
     searching = lazy.Module("search.tune")
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
     privacy, progress, record = map(lazy.Module, ("privacy", "runs.progress", "runs.record"))
-    claims, tables = map(lazy.Module, ("runs.claims", "runs.tables"))
+    claims, display, tables = map(lazy.Module, ("runs.claims", "runs.display", "runs.tables"))
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
 DryRun = Annotated[
@@ -101,7 +101,7 @@ def compare(
         console.print(dryrun.table(first))
         return
 
-    with interruptible(again):
+    with interruptible(again), display.bars(console):
         outcome = comparison.execute(plan, partial(comparison.live, console, len(jobs)))
     if outcome.table:
         from ..report import draw_claims, draw_comparison  # slow to import, and not every command draws
@@ -148,7 +148,8 @@ def partition(
     files.refuse_foreign(out, style.MARK, "--out")
     if save:
         files.refuse_foreign(save, b'{"format": 1, "dataset": ', "--save")
-    federation = build.split(config)
+    with display.bars(console):
+        federation = build.split(config)
     draw_partition(federation, out)
     if save:
         federation.save(save)

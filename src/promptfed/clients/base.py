@@ -30,6 +30,7 @@ class Notice:
 
 
 Tell = Callable[[Notice], None]
+Take = Callable[[Update], Update]  # what is kept of an update
 
 
 class Clients(Protocol):
@@ -46,8 +47,11 @@ class Clients(Protocol):
     def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
         """First contact with clients: what they tell the server about themselves."""
 
-    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
-        """Local training; with `score`, also how the trained models do. May return fewer than asked: clients fail."""
+    def train(
+        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+    ) -> tuple[list[Update], list[Scores]]:
+        """Local training; with `score`, also how the trained models do. May return fewer than asked: clients fail.
+        Updates are passed to `take` one at a time, as they come, and replaced by what it returns."""
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
         """The second message of a round, which clients answer by remembering something; -> bytes sent to each."""
@@ -57,6 +61,9 @@ class Clients(Protocol):
         Clients' own state is that of the start of round `as_of`: after round r it is r + 1."""
 
     def close(self) -> None: ...
+
+
+_MANY = 256  # clients that are asked at once
 
 
 @dataclass(frozen=True)
@@ -100,32 +107,33 @@ class MessageClients(Clients):
                 raise UserError(f"client {client} cannot be enrolled: {why}")
         return {client: found[client].tensors for client in clients}
 
-    def train(self, sent: Mapping[int, Params], round: int, score: bool) -> tuple[list[Update], list[Scores]]:
+    def train(
+        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+    ) -> tuple[list[Update], list[Scores]]:
         updates, scores = [], []
         for reply in self._ask(M.Train(round=round, score=score), sent):
             client, one = reply.client, reply.result
             if one is None:
-                updates.append(Update(client, sent[client], {}, 0, error=reply.error))
+                updates.append(take(Update(client, sent[client], {}, 0, error=reply.error)))
                 continue
             assert isinstance(one, M.TrainResult)
             if one.after_local:
                 scores.append(_scores(client, one.after_local, one.passes))
             up, stats = M.split_update(reply.tensors)
-            updates.append(
-                Update(
-                    client=client,
-                    sent=sent[client],
-                    up=up,
-                    n=one.n,
-                    stats=stats,
-                    loss=one.loss,
-                    passes=one.passes,
-                    bytes_down=reply.bytes_down,
-                    bytes_up=reply.bytes_up,
-                    error=one.error,
-                    moved=one.moved,
-                )
+            update = Update(
+                client=client,
+                sent=sent[client],
+                up=up,
+                n=one.n,
+                stats=stats,
+                loss=one.loss,
+                passes=one.passes,
+                bytes_down=reply.bytes_down,
+                bytes_up=reply.bytes_up,
+                error=one.error,
+                moved=one.moved,
             )
+            updates.append(take(update))
         return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
@@ -141,8 +149,10 @@ class MessageClients(Clients):
         return sorted(found, key=lambda s: s.client)
 
     def _ask(self, task: M.Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
-        """Asks the largest clients first, so that no host is left with a long one at the end."""
-        order = sorted(sent, key=lambda client: (-self._sizes[client], client))
+        """Asks the largest clients first, so that no host is left with a long one at the end. Of many clients the last
+        matters little: they are asked in their own order, in which the server adds up their updates."""
+        many = len(sent) > _MANY
+        order = sorted(sent) if many else sorted(sent, key=lambda client: (-self._sizes[client], client))
         for reply in self.exchange(task, sent, order):
             if reply.result:
                 self._once.delivered(reply.client, task, sent[reply.client])

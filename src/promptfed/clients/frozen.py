@@ -74,6 +74,10 @@ class FrozenValues:
         """Whether the budget allows it."""
         return self._files is not None
 
+    def known(self, index: np.ndarray) -> int:
+        """Of how many of these samples the cache has the values, computed by any process."""
+        return 0 if self._files is None else int(self._files["known"][index].sum())
+
     def __call__(self, index: np.ndarray) -> Params:
         """(n, ...) of each value, on the device."""
         # Always the same chunks of the dataset: rounding depends on the batch size, and a value must not depend on

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import params as P
 from ..data import Federation
@@ -19,7 +20,7 @@ from ..models import Model
 from ..params import Params
 from ..phases import Context, Holdings
 from ..privacy import Privacy, check_stats, randomness
-from ..scoring import evaluate
+from ..scoring import Pooled, evaluate
 from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
@@ -74,14 +75,13 @@ class Host:
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
-            for i in range(0, len(request.clients), self.block):
-                part = request.clients[i : i + self.block]
-                block = [self.work(to.client, received[to.blob], as_of, to.once) for to in part]
-                if isinstance(task, M.Train):
-                    trained, sent = self.train(block, task.round, task.score)
-                    results += trained
-                    answers += sent
-                else:
+            parts = (request.clients[i : i + self.block] for i in range(0, len(request.clients), self.block))
+            blocks = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
+            if isinstance(task, M.Train):
+                trained, answers = self.train(blocks, task.round, task.score)
+                results += trained
+            else:
+                for block in blocks:
                     results += self.evaluate(block, as_of, task.pooled, task.after_local)
         return M.Answer(results, answers, perf_counter() - begun)
 
@@ -93,7 +93,8 @@ class Host:
         memory = memory or self.method.remembered(start)
         kept = {name: self.store.once(digest)[name] for name, digest in (once or {}).items()}
         samples = self.training_samples(self.federation.sites[client].train)
-        return Work(client, samples, start, down, memory, P.to(kept, self.device), private)
+        draws = (self.seed, as_of, client)
+        return Work(client, samples, start, down, memory, P.to(kept, self.device), private, draws)
 
     def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
         """-> private values, memory"""
@@ -102,7 +103,7 @@ class Host:
 
     def samples(self, index: np.ndarray) -> Samples:
         data = self.federation.dataset
-        mean, std = normalisation(self.model, data, self.device)
+        mean, std = self._normalisation
         labels = torch.from_numpy(data.labels[index]).to(self.device)
         frozen = self._frozen(index) if self._frozen else {}
         if frozen and not self.method.tuning.images:
@@ -114,13 +115,17 @@ class Host:
         if self.augment is None:
             return self.samples(index)
         data, tuning = self.federation.dataset, self.method.tuning
-        mean, std = normalisation(self.model, data, self.device)
+        mean, std = self._normalisation
         labels = torch.from_numpy(data.labels[index]).to(self.device)
         if self.augment.views:
             some = SomeViews(tuning, self.model, index, *self._fixed_views)
             return Samples(labels.new_empty(len(labels), 0), labels, mean, std, views=some)
         new = NewViews(tuning, self.model, len(index), self.augment)
         return Samples(torch.from_numpy(data.images[index]).to(self.device), labels, mean, std, views=new)
+
+    @cached_property
+    def _normalisation(self) -> tuple[Tensor, Tensor]:
+        return normalisation(self.model, self.federation.dataset, self.device)
 
     @cached_property
     def _fixed_views(self) -> tuple[FixedViews, FrozenValues | None]:
@@ -134,11 +139,13 @@ class Host:
 
     def enroll(self, client: int) -> Params:
         private, _ = self.remembers(client, 1)
+        site = self.federation.sites[client]
         if not private:
-            private = self.method.secrets()
+            with torch.no_grad():
+                stored = self.method.tuning.stored(self.model, self.init, chunks(self.samples(site.train)))
+            private = {**self.method.secrets(), **stored}
             if private:
                 self.store.put(0, {client: _stored(private, {})})
-        site = self.federation.sites[client]
         labels = torch.from_numpy(self.federation.dataset.labels[site.train]).to(self.device)
         counts = torch.bincount(labels, minlength=self.model.classes)
         own = Holdings(
@@ -152,20 +159,38 @@ class Host:
         settled = self.method.receive_second(received, private)
         self.store.put(round, {client: _stored(settled, memory)})
 
-    def train(self, block: Sequence[Work], round: int, score: bool) -> tuple[list[M.TrainResult], list[bytes]]:
-        results, blobs, memories = [], [], {}
-        for work, done in zip(
-            block, train(self.method, self.model, block, self.method.schedule(round), self.seed, round), strict=True
-        ):
+    def train(
+        self, blocks: Iterable[Sequence[Work]], round: int, score: bool
+    ) -> tuple[list[M.TrainResult], list[bytes]]:
+        """Trains one block after another. What they remember is stored in one transaction: each waits for the disk."""
+        results: list[M.TrainResult] = []
+        blobs: list[bytes] = []
+        memories: dict[int, Params] = {}
+        phases = self.method.schedule(round)
+        for block in blocks:
+            done = train(self.method, self.model, block, phases, self.seed, round)
+            for result, blob, remembered in self._answers(block, done, round, score):
+                results.append(result)
+                blobs.append(blob)
+                if remembered:
+                    memories[result.client] = remembered
+        if memories:
+            self.store.put(round, memories)
+        return results, blobs
+
+    def _answers(
+        self, block: Sequence[Work], trained: Sequence[Trained], round: int, score: bool
+    ) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
+        """Of each client of a trained block its result, what it sends and what it remembers."""
+        for work, done in zip(block, trained, strict=True):
             result = M.TrainResult(client=work.client, n=len(work.samples), passes=done.passes)
-            results.append(result)
             finite = math.isfinite(done.loss) and P.finite(done.params)
             if not finite and self.privacy:  # reporting it would reveal something about the data: nothing has changed
                 done = Trained(work.params, {}, 0.0, done.passes)
             elif not finite:
                 # Nothing is sent or stored: the client's state stays as it was.
                 result.error = f"non-finite {'loss' if P.finite(done.params) else 'parameters'}"
-                blobs.append(b"")
+                yield result, b"", {}
                 continue
             ctx = context(work, self.model, stats=done.stats)
             with torch.no_grad():
@@ -178,18 +203,12 @@ class Host:
                 result.after_local = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
             private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
-            remembered = _stored(private, self.method.remembered(params))
-            if remembered:
-                memories[work.client] = remembered
             up = self.method.upload(params, ctx)
             if self.privacy:
                 up = self.released(work, up, stats, round)
             else:
                 result.loss = done.loss
-            blobs.append(M.pack_update(up, stats))
-        if memories:
-            self.store.put(round, memories)
-        return results, blobs
+            yield result, M.pack_update(up, stats), _stored(private, self.method.remembered(params))
 
     def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
         """The update that is sent under differential privacy."""
@@ -197,7 +216,8 @@ class Host:
         check_stats(self.method, stats)
         none = torch.zeros((), dtype=torch.int64, device=self.device)
         # Computed from what was received only, so that it reveals nothing about the data.
-        blank = Context(work.down, {}, None, none, none.expand(self.model.classes), once=work.once)
+        counts = none.expand(self.model.classes)
+        blank = Context(work.down, {}, None, none, counts, once=work.once, draws=work.draws)
         with torch.no_grad():
             still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
@@ -240,12 +260,13 @@ class Host:
         site = self.federation.sites[work.client]
         # The loss on validation data stays with the client: DP2FL goes to lengths to keep it from the server.
         val, test = hits(self.samples(site.val), loss=False), hits(self.samples(site.test))
-        return M.ModelScores(val=val, test=test, pooled=hits(self.pooled) if pooled else None)
+        wide = self.pooled.score(self.method, self.model, work, params) if pooled else None
+        return M.ModelScores(val=val, test=test, pooled=M.SplitScore.of(wide, loss=True) if wide else None)
 
     @cached_property
-    def pooled(self) -> Samples:
+    def pooled(self) -> Pooled:
         """All clients' test data: a simulation has them, a real site does not."""
-        return self.samples(np.concatenate([site.test for site in self.federation.sites]))
+        return Pooled(self.samples(np.concatenate([site.test for site in self.federation.sites])))
 
 
 def moved(method: Method, before: Params, after: Params) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .. import steps
 from ..errors import UserError, nearest
 from . import cache, sources, tables
 from .catalogue import CATALOGUE, UNLISTED, Entry
@@ -200,7 +201,8 @@ def load(config: DatasetConfig | str, published: Resize | None = None) -> Datase
             source = source.keep(entry.keep) if entry.keep else source
             source = source.subset(config.limit) if config.limit else source
             skipped: list[int] = []
-            measured, digest = _stream(folder, _decoded(name, source, channels, resize, skipped), mean, std)
+            decoded = _decoded(name, source, channels, resize, skipped)
+            measured, digest = _stream(folder, steps.counted(f"decoding {name}", len(source), decoded), mean, std)
             known = source.take(np.setdiff1d(np.arange(len(source)), skipped))
             measured["skipped"] = [source.name(i) for i in skipped]
             _finish(folder, digest, known, {"name": name, **measured})

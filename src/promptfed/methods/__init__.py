@@ -11,9 +11,12 @@ from ..errors import UserError, nearest, one_sentence, unknown
 from ..method import FedAvg, Method
 from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
 from ..tunings.adapter import Adapter
+from ..tunings.bias import Bias
 from ..tunings.cocoop import ConditionalContext
+from ..tunings.feature_attention import FeatureAttention
 from ..tunings.generated import GeneratedContext
 from ..tunings.heads import HeadOnly
+from ..tunings.lora import Lora
 from ..tunings.maple import Maple
 from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
@@ -24,31 +27,40 @@ from .centralised import Centralised
 from .classmean import ClassMean
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
+from .dpfpl import DpFpl
 from .fedala import FedAla
 from .fedamp import FedAmp
 from .fedbn import FedBn
 from .feddyn import FedDyn
 from .fedem import FedEm
 from .fedlc import FedLc
+from .fedmgp import FedMgp
 from .fedmix import FedMix
 from .fedmtl import FedMtl
 from .fednova import FedNova
 from .fedntd import FedNtd
 from .fedotp import FedOtp
 from .fedpgp import FedPgp
+from .fedpha import FedPha
 from .fedpr import FedPr
 from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrod import FedRod
+from .fedsa_lora import FedSaLora
+from .ffa_lora import FfaLora
+from .flexlora import FlexLora
 from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
 from .own_model import Apfl, Ditto
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
+from .pfedmoap import PFedMoap
 from .pfedpg import PFedPg
+from .pfedprompt import PFedPrompt
 from .prograd import ProGrad
 from .promptfolio import PromptFolio
+from .promptsrc import PromptSrc
 from .scaffold import Scaffold
 from .server_optimizers import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .sgpt import Sgpt
@@ -96,6 +108,15 @@ METHODS: dict[str, type[Method]] = {
     "promptfolio": PromptFolio,
     "fedpgp": FedPgp,
     "fedotp": FedOtp,
+    "promptsrc": PromptSrc,
+    "pfedprompt": PFedPrompt,
+    "pfedmoap": PFedMoap,
+    "dp-fpl": DpFpl,
+    "fedmgp": FedMgp,
+    "fedpha": FedPha,
+    "ffa-lora": FfaLora,
+    "fedsa-lora": FedSaLora,
+    "flexlora": FlexLora,
     "zero-shot": ZeroShot,
     "class-mean": ClassMean,
     "centralised": Centralised,
@@ -111,6 +132,9 @@ TUNINGS: dict[str, tuple[type[Tuning], dict[str, Any]]] = {
     "cocoop": (ConditionalContext, _SGD),
     "plot": (ManyContexts, _SGD),
     "tpg": (GeneratedContext, _SGD),
+    "fedclip": (FeatureAttention, _SGD),
+    "lora": (Lora, _SGD),
+    "bias": (Bias, _SGD),
     "adapter": (Adapter, _SGD),
     "maple": (Maple, _SGD),
 }
@@ -127,7 +151,8 @@ ALIASES = {
     "cocoop": "fedavg+cocoop",
     "plot": "fedavg+plot",
     "fedtpg": "fedavg+tpg",
-    "fedclip": "fedavg+adapter",
+    "fedclip": "fedavg+fedclip",
+    "fedit": "fedavg+lora",
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import Batch, Context, Method, Model, Optimizer, Params, Phase
 from .. import params as P
+from ..phases import Normal
 from ..tuning import Transparent
 
 _BLEND = "blend"
@@ -62,7 +63,7 @@ class FedAla(Method):
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         return super().loss(model, self.blended(params, ctx) if ctx.within(_BLEND) else params, batch, ctx)
 
-    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase) -> Params:
+    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase, normal: Normal) -> Params:
         """W <- clip(W - eta gradient) to [0, 1]: the direction that takes SGD there."""
         found = grad(params)
         for name in found:

@@ -33,11 +33,7 @@ class LowRank(TextContext):
         return {**super().init(model, seed), "own.u": torch.zeros(self.context, self.rank), "own.v": v}
 
     def text(self, model: Model, params: Params) -> Tensor:
-        return self.shared_text(model, {"context": params["context"] + params["own.u"] @ params["own.v"]})
-
-    def shared_text(self, model: Model, params: Params) -> Tensor:
-        """(classes, d), without the client's own change."""
-        return super().text(model, params)
+        return self.text_of(model, params["context"] + params["own.u"] @ params["own.v"])
 
 
 class FedPgp(TextMethod):
@@ -53,7 +49,7 @@ class FedPgp(TextMethod):
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         clip = as_clip(model)
-        shared, own = self.tuning.shared_text(model, params), self.tuning.text(model, params)
+        shared, own = self.tuning.text_of(model, params["context"]), self.tuning.text(model, params)
         logits = clip.logits(model.weights, self.tuning.features(model, params, batch, ctx), own)
         term = contrast(shared, clip.zero_shot(model.weights), own, self.temperature)  # (classes,)
         task = batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))

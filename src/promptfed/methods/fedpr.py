@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .. import Batch, Context, Method, Model, Params, State, Update, UserError
+from .. import Batch, Context, Method, Model, Params, State, UserError
 
 _LEARNT = "learnt"  # 0 until prompts have been aggregated, then 1
 
@@ -62,8 +62,8 @@ class FedPr(Method):
         """The shared parameters, and whether prompts have been aggregated yet."""
         return {**super().begin(model, init, seed), _LEARNT: torch.zeros(())}
 
-    def aggregate(self, state: State, updates: list[Update]) -> State:
-        return {**super().aggregate(state, updates), _LEARNT: torch.ones(())}
+    def merge(self, state: State, mean: Params) -> State:
+        return {**super().merge(state, mean), _LEARNT: torch.ones(())}
 
 
 def project(params: Params, down: Params, closed: Params) -> Params:

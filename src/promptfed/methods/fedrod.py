@@ -37,6 +37,9 @@ class TwoHeads(Wrapper):
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return self.inner.features(model, params, batch, ctx)
 
+    def feature_roles(self) -> tuple[str, ...]:
+        return self.inner.feature_roles()
+
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         return self.inner.head(model, params, features) + self.own(params, features)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..method import Method
-from ..tuning import GIVEN, Family, Tuning, Wrapper
+from ..tuning import FROZEN, GIVEN, Family, Tuning, Wrapper
 from . import ALIASES, METHODS, backbones, create, lacks_prompts, layers, tunes
 
 REFERENCES = "references, to measure others by"
@@ -28,9 +28,9 @@ def overviews() -> list[Overview]:
 
 def overview(name: str) -> Overview:
     method = create(name)
-    stays = _words(method, lambda role: role == "private" or role in method.private)
+    stays = _words(method, method.stays_role)
     remembered = [f"last {words}" for words in _words(method, lambda role: role in method.memory)]
-    travels = _words(method, lambda role: role != "private" and role not in method.private)
+    travels = _words(method, lambda role: not method.stays_role(role))
     travels = [tunes(method)] if lacks_prompts(method) else travels
     sums = ["sums of features"] if method.tuning.collects else []
     return Overview(
@@ -73,9 +73,9 @@ def _words(method: Method, chosen: Callable[[str], bool]) -> list[str]:
 
 
 def _own_roles(layer: Tuning) -> list[str]:
-    """Without those that the server computes, and those of what it is around."""
+    """Without those that are never trained, and those of what it is around."""
     inner = layer.inner.role_names() if isinstance(layer, Wrapper) else ()
-    return [role for role in layer.role_names() if role != GIVEN and role not in inner]
+    return [role for role in layer.role_names() if role not in (GIVEN, FROZEN, *inner)]
 
 
 def _listed(words: list[str]) -> str:

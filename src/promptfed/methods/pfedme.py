@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import Batch, Context, Method, Model, Optimizer, Params, Phase, State, Update
 from .. import params as P
+from ..phases import Normal
 
 _PERSONAL = "personal"
 
@@ -28,7 +29,7 @@ class PFedMe(Method):
     beta: float = Field(1.0, gt=0, description="how far the global model goes to the mean of the local ones")
     personal_steps: int = Field(5, ge=1, description="steps towards the client's own model before evaluation")
 
-    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase) -> Params:
+    def step(self, grad: Callable[[Params], Params], params: Params, phase: Phase, normal: Normal) -> Params:
         """The envelope's gradient lamda (w - theta), with theta about argmin f(theta) + lamda/2 |theta - w|^2."""
         if phase.name == _PERSONAL:
             return grad(params)

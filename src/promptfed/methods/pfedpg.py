@@ -6,6 +6,7 @@ the generator is initialised is not published: docs/methods/pfedpg.md says what 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -55,6 +56,15 @@ class PFedPg(Method):
         "different prompts, or with matrices of equal scale",
     )
 
+    basis: bool = Field(
+        False, description="also score the basis in place of each client's prompts (stage `common`; P_base in Table 4)"
+    )
+
+    @property
+    def serves(self) -> bool:
+        """A client that never trains has no head."""
+        return False
+
     # ---- client half
 
     def upload(self, params: Params, ctx: Context) -> Params:
@@ -103,14 +113,29 @@ class PFedPg(Method):
     def down(self, state: State, client: int) -> Params:
         """P_n = G(P_base, d_n), for each layer that has prompts: (K, width)."""
         base, weights = P.under(state, "base"), P.under(state, "generator")
-        scale = P.nested(SCALE, P.under(state, SCALE))
         if self.generator in ("base", "average"):
-            return {**base, **scale}
+            return self.unmade(state)
         own = state.get(f"descriptor.{client}")
         if own is None:
             own = _mean_descriptor(state, torch.zeros_like(next(iter(base.values()))[0]))
         made = {"attention": _attention, "mlp": _mlp, "adain": _adain}[self.generator]
-        return {**{name: made(weights, p, own) for name, p in base.items()}, **scale}
+        return {**self.unmade(state), **{name: made(weights, p, own) for name, p in base.items()}}
+
+    def unmade(self, state: State) -> Params:
+        """The basis itself, as a client would receive it."""
+        return {**P.under(state, "base"), **P.nested(SCALE, P.under(state, SCALE))}
+
+    def common(self, state: State) -> Params | None:
+        return self.unmade(state) if self.basis else None
+
+    def describe(self, state: State, clients: Sequence[int]) -> dict[str, float]:
+        """The rms of the clients' prompts, and of the difference of two clients' prompts over all pairs."""
+        names = P.under(state, "base")
+        downs = [self.down(state, client) for client in clients]
+        prompts = torch.stack([torch.cat([down[name].flatten() for name in names]) for down in downs]).double()
+        # The mean of (a - b)^2 over all pairs is twice the sample variance.
+        apart = 2 * prompts.var(0).mean() if len(downs) > 1 else torch.zeros(())
+        return {"prompt_rms": float(prompts.square().mean().sqrt()), "prompt_difference_rms": float(apart.sqrt())}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """One step of all that generates (Eq. 5): the clients' changes stand for negative gradients."""

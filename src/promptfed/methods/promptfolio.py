@@ -15,8 +15,8 @@ class Portfolio(TwoContexts):
 
     def text(self, model: Model, params: Params) -> Tensor:
         """(classes, d): (1 - theta) h(shared) + theta h(own)."""
-        shared = super().text(model, params)
-        return shared + self.own_share * (super().text(model, {"context": params["own"]}) - shared)
+        shared = self.text_of(model, params["context"])
+        return shared + self.own_share * (self.text_of(model, params["own"]) - shared)
 
 
 class PromptFolio(TwoContextsMethod):

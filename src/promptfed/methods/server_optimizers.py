@@ -9,7 +9,7 @@ from abc import abstractmethod
 import torch
 from pydantic import Field
 
-from .. import Method, Model, Params, State, Update
+from .. import Method, Model, Params, State
 from .. import params as P
 
 _MOMENTUM, _SECOND = "momentum", "second"  # m and v in the server's state
@@ -33,13 +33,9 @@ class FedAvgM(Method):
         moments = (f"{_MOMENTUM}.", f"{_SECOND}.")
         return {name: p for name, p in super().down(state, client).items() if not name.startswith(moments)}
 
-    def change(self, state: State, updates: list[Update]) -> Params:
-        """Delta: the clients' mean minus the model x."""
-        return P.minus(P.mean([u.up for u in updates], [u.n for u in updates]), state)
-
-    def aggregate(self, state: State, updates: list[Update]) -> State:
-        """m <- beta m + Delta, x <- x + eta m"""
-        change = self.change(state, updates)
+    def merge(self, state: State, mean: Params) -> State:
+        """m <- beta m + Delta, x <- x + eta m, where Delta is the clients' mean minus the model x."""
+        change = P.minus(mean, state)
         m = {name: self.server_momentum * p + change[name] for name, p in P.under(state, _MOMENTUM).items()}
         return {**state, **{name: state[name] + self.server_lr * p for name, p in m.items()}, **P.nested(_MOMENTUM, m)}
 
@@ -62,9 +58,9 @@ class _Adaptive(FedAvgM):
         v = {name: torch.full_like(p, self.tau**2) for name, p in self.shared(init).items()}
         return {**super().begin(model, init, seed), **P.nested(_SECOND, v)}
 
-    def aggregate(self, state: State, updates: list[Update]) -> State:
+    def merge(self, state: State, mean: Params) -> State:
         """m <- beta_1 m + (1 - beta_1) Delta, x <- x + eta m / (sqrt(v) + tau); nothing corrects the bias of m."""
-        change, beta = self.change(state, updates), self.server_momentum
+        change, beta = P.minus(mean, state), self.server_momentum
         m = {name: beta * p + (1 - beta) * change[name] for name, p in P.under(state, _MOMENTUM).items()}
         v = {name: self.second(p, change[name].square()) for name, p in P.under(state, _SECOND).items()}
         new = {name: state[name] + self.server_lr * p / (v[name].sqrt() + self.tau) for name, p in m.items()}

@@ -2,22 +2,16 @@
 
 from typing import ClassVar
 
-from pydantic import Field
-
-from .. import Method, Model, Params, State, Tuning
+from .. import Model, Params, State, Tuning
 from ..models.base import normal
 from ..seeding import torch_rng
 from ..tuning import as_clip
 from ..tunings.text import TextContext
+from .on_frozen import OnFrozen
 
 
-class TextMethod(Method):
-    """With the learning rate and momentum of the plug-ins on frozen models."""
-
+class TextMethod(OnFrozen):
     tuned: ClassVar[type[Tuning]] = TextContext
-
-    lr: float = Field(0.01, gt=0, description="local learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
 
 
 class TwoContexts(TextContext):

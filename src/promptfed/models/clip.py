@@ -109,7 +109,7 @@ class CLIP(Model):
         own = weights is self.weights or all(
             weights[name] is p for name, p in self.weights.items() if name.startswith("body.text.")
         )
-        prompts = {**({} if context is None else {0: context}), **(deep or {})}
+        prompts = {f"layer {i}": p for i, p in {0: context, **(deep or {})}.items() if p is not None}
         return self._texts(sentences, prompts, compute) if own else compute()
 
     def logits(self, weights: Params, image: Tensor, text: Tensor) -> Tensor:

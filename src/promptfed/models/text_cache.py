@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..params import Params, equal
 from .text import Sentences
 
 _MOST = 16  # entries; a mixture or a set of contexts asks for several in turn
@@ -17,7 +18,7 @@ _MOST = 16  # entries; a mixture or a set of contexts asks for several in turn
 
 class _Entry(NamedTuple):
     sentences: Sentences
-    prompts: dict[int, Tensor]
+    prompts: Params
     precision: torch.dtype | None
     text: Tensor
 
@@ -29,18 +30,18 @@ class TextCache:
 
     entries: deque[_Entry] = field(default_factory=lambda: deque(maxlen=_MOST))
 
-    def __call__(self, sentences: Sentences, prompts: Mapping[int, Tensor], compute: Callable[[], Tensor]) -> Tensor:
-        """compute(), unless its result for these prompts, by the layer they enter, is known."""
+    def __call__(self, sentences: Sentences, prompts: Params, compute: Callable[[], Tensor]) -> Tensor:
+        """compute(), unless its result for these prompts is known."""
         if not all(map(_constant, prompts.values())):
             return compute()
         kind = sentences.ids.device.type
         precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         for known in self.entries:
-            if known.sentences is sentences and known.precision is precision and _equal(known.prompts, prompts):
+            if known.sentences is sentences and known.precision is precision and equal(known.prompts, prompts):
                 return known.text
         text = compute()
         if _constant(text):
-            copies = {layer: p.clone() for layer, p in prompts.items()}  # an optimiser changes parameters in place
+            copies = {name: p.clone() for name, p in prompts.items()}  # an optimiser changes parameters in place
             self.entries.append(_Entry(sentences, copies, precision, text))
         return text
 
@@ -48,7 +49,3 @@ class TextCache:
 def _constant(t: Tensor) -> bool:
     passed = t.requires_grad and torch.is_grad_enabled()
     return not passed and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-
-
-def _equal(a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[layer], b[layer]) for layer in a)

@@ -36,14 +36,23 @@ def project(weights: Params, at: str, h: Tensor, heads: int, eps: float) -> tupl
 
 def complete(weights: Params, at: str, h: Tensor, mixed: Tensor, eps: float, activation: Activation) -> Tensor:
     """The second half: the heads' output (B, heads, T, d) is added to h (B, T, width), then the MLP's."""
-    h = h + scale(weights, f"{at}.scale1", linear(weights, f"{at}.proj", mixed.transpose(1, 2).reshape(h.shape)))
+    m = linear(weights, f"{at}.proj", mixed.transpose(1, 2).reshape(h.shape))
+    h = h + adapt(weights, f"{at}.adapter1", scale(weights, f"{at}.scale1", m))
     m = linear(weights, f"{at}.mlp.in", layer_norm(weights, f"{at}.norm2", h, eps))
-    return h + scale(weights, f"{at}.scale2", linear(weights, f"{at}.mlp.out", activate(m, activation)))
+    m = linear(weights, f"{at}.mlp.out", activate(m, activation))
+    return h + adapt(weights, f"{at}.adapter2", scale(weights, f"{at}.scale2", m))
 
 
 def scale(weights: Params, at: str, h: Tensor) -> Tensor:
     """LayerScale (Touvron et al., ICCV 2021), in models that have it."""
     return h * weights[at] if at in weights else h
+
+
+def adapt(weights: Params, at: str, h: Tensor) -> Tensor:
+    """A bottleneck adapter (Houlsby et al., ICML 2019), where a tuning has added one."""
+    if f"{at}.in.weight" not in weights:
+        return h
+    return h + linear(weights, f"{at}.out", F.gelu(linear(weights, f"{at}.in", h)))
 
 
 def activate(h: Tensor, activation: Activation) -> Tensor:

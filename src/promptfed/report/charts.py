@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from ..runs.tables import in_percent, spread
+from ..runs.cells import in_percent, spread
 from . import style
 from .gather import FAMILIES, Group, ReportData, tasks
 from .marks import NEAR, Row, by_label, data, rounds

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..runs.cells import spread
 from ..runs.opened import Run, Stage
 from ..runs.record import LAST
-from ..runs.tables import spread
 from .gather import Group, ReportData, SeedRun
 
 KINDS = {

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import models, server
+from .. import models, server, steps
 from ..clients.base import Clients
+from ..clients.frozen import FrozenValues
 from ..clients.host import Host
-from ..clients.local import LocalClients, Worker
+from ..clients.local import LocalClients, Worker, keep_freed_memory
 from ..clients.messages import Ask
 from ..clients.store import Store
 from ..data import Dataset, Federation, Site, augment, federate, load
@@ -144,13 +145,33 @@ def clients(parts: Parts, folder: Path) -> Clients:
         return simulate(parts, folder)
     count = worker_count(parts)
     sizes = {i: len(site.train) for i, site in enumerate(parts.held.sites)}
+    keep_freed_memory()
     hosts: list[Ask]
     if count > 1:
         hosts = [Worker(describe(parts, folder)) for _ in range(count)]
     else:
         limit_threads(engine.threads, parts.device)
         hosts = [make_host(parts, Store(folder / "clients"))]
+    if steps.heard():
+        tell_caching(parts)
     return LocalClients(sizes, hosts, engine.block)
+
+
+def tell_caching(parts: Parts) -> None:
+    """Has the filling of the cache of frozen values watched. Workers fill it, and every process sees its files."""
+    name = parts.method.tuning.frozen_name(parts.model)
+    if not name:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a budget that is too small: hosts warn of it
+        data, budget = parts.federation.dataset, parts.config.engine.frozen_gb * 1e9
+        frozen = FrozenValues(parts.method.tuning, parts.model, data, parts.device, budget)
+    held = [part for site in parts.held.sites for part in (site.val, site.test)]
+    if not augment.configured(parts.config.dataset):  # images that vary in training have other values
+        held += [site.train for site in parts.held.sites]
+    index = np.unique(np.concatenate(held))
+    if frozen.cached:
+        steps.tell(steps.Step(f"caching {name}", len(index), lambda: frozen.known(index)))
 
 
 def worker_count(parts: Parts) -> int:

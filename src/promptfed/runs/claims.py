@@ -21,6 +21,7 @@ from .. import files
 from ..errors import UserError, unknown
 from . import tables
 from .api import Result
+from .cells import percent, points
 from .statistics import Column, Difference, difference
 
 HOLDS, OPEN, FAILS = "holds here", "cannot be told", "does not hold here"
@@ -76,7 +77,11 @@ def judge(claims: Sequence[Claim], results: Mapping[str, Sequence[Result]], plac
     """Of the claims whose method is done, against the baselines that are."""
     verdicts = []
     for claim in claims:
-        runs = {places[label][0]: each for label, each in results.items() if places[label][1] == claim.column}
+        runs = {
+            row: results[label]
+            for label, (row, column) in places.items()
+            if column == claim.column and label in results
+        }
         if claim.ours not in runs:
             continue
         numbers = {row: [run.numbers for run in each] for row, each in runs.items()}
@@ -84,7 +89,7 @@ def judge(claims: Sequence[Claim], results: Mapping[str, Sequence[Result]], plac
         known = {row: found for row, found in paired.items() if found}
         columns: list[Column] = [found.column for found in known.values()]
         column = claim.by or (columns[0] if columns else "local")
-        accuracies = {row["label"]: tables.percent(row[column]) for row in tables.table(runs)}
+        accuracies = {row["label"]: percent(row[column]) for row in tables.table(runs)}
         verdicts.append(Verdict(claim, known, accuracies))
     return verdicts
 
@@ -104,7 +109,7 @@ def show(verdicts: Sequence[Verdict]) -> Group:
             block.add_column(head, justify="right" if head and "is" not in head else "left", no_wrap=True)
         block.add_row(claim.ours, verdict.accuracies[claim.ours])
         for row, found in verdict.differences.items():
-            ends = f"[{tables.points(found.low)}, {tables.points(found.high)}]"
-            block.add_row(row, verdict.accuracies[row], tables.points(found.mean), ends, found.word)
+            ends = f"[{points(found.low)}, {points(found.high)}]"
+            block.add_row(row, verdict.accuracies[row], points(found.mean), ends, found.word)
         parts += [Text(f"{claim.column}: {claim.text}"), block, Text(f"{claim.column}: the claim {verdict.word}.\n")]
     return Group(*parts, Text(MEANING))

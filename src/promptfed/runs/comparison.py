@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from rich.console import Console
 from ..data import Federation
 from ..errors import UserError, unknown
 from ..method import Method
-from . import api, build, claims, dryrun, record, sheets, tables
+from . import api, build, cells, claims, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, small
+from .display import bars
 from .progress import Live
 from .record import Busy, View
 from .rows import Job, Row, Table, budget, named, plan, rows
+from .shown import Asked, wanted
 
 TUNING = "tuning"  # the folder in a comparison's where it was tuned
 
@@ -42,7 +44,8 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
         if name not in ("partition.json", TUNING) and not record.begun(out / name):
             raise UserError(f'--out = "{out}" is not empty and holds no comparison ({name} is in it)')
     try:
-        there = [row["label"] for row in json.loads(file.read_text())] if file.exists() else []
+        rows = json.loads(file.read_text()) if file.exists() else []
+        there = [row["label"] for row in rows if "view" not in row]
     except (ValueError, TypeError, KeyError):
         raise UserError(f'--out: "{file}" is not the table of a comparison; choose another --out') from None
     for label in there:
@@ -116,7 +119,7 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
         return ""
     data = ", ".join(dict.fromkeys(job.config.dataset.name for job in jobs))
     few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
-    rounds = tables.rounds(many) if few == many else f"{few} to {tables.rounds(many)}"
+    rounds = cells.rounds(many) if few == many else f"{few} to {cells.rounds(many)}"
     name = "/".join(Path(file).parts[-2:])
     return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"
 
@@ -172,12 +175,15 @@ class ComparisonPlan:
     budget: str = ""  # what the settings were tuned with
     federation: Federation | None = None  # of all runs, in place of one that is loaded and split
     against: str = ""  # the row that the others are compared with
+    asked: Asked = field(default_factory=Asked)
     claims: Sequence[claims.Claim] = ()  # of papers, to be judged
 
     @property
     def layout(self) -> tables.Places:
         """Label -> its row and column, in a table with columns."""
-        return {job.row.label: job.row.place for job in self.jobs if job.row.place[1]}
+        runs = {job.row.label: job.row.place for job in self.jobs}
+        placed = {**runs, **{view.label: view.place for view in self.asked.views}}
+        return {label: place for label, place in placed.items() if place[1]}
 
 
 @dataclass(frozen=True)
@@ -211,9 +217,8 @@ def prepare(
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
     _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
-    return ComparisonPlan(
-        jobs, chosen, out, str(preset or ""), budget(spec, found), federation, against, claims.read(spec)
-    )
+    tuned, asked, told = budget(spec, found), wanted(spec, found), claims.read(spec)
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
 
 
 def _check_against(against: str, names: Iterable[str]) -> None:
@@ -235,7 +240,7 @@ def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext
     notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
     if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in results}:
         warnings.warn(f'--against = "{plan.against}" is not done: there are no differences to it', stacklevel=2)
-    rows = tables.save(results, plan.folder, plan.layout, notes, plan.against) if results else []
+    rows = tables.save(results, plan.folder, plan.layout, notes, plan.against, plan.asked) if results else []
     return Outcome(results, rows, failed)
 
 
@@ -276,12 +281,12 @@ def read(folder: Path, against: str = "") -> Compared:
     try:
         rows = json.loads(file.read_text())
         places = {row["label"]: (row["row"], row["column"]) for row in rows if "column" in row}
-        scale = rows[0].get("scale", "") if rows else ""
+        scale, asked = rows[0].get("scale", "") if rows else "", Asked.told(rows)
         if kept.exists():
             for line in map(json.loads, kept.read_text().splitlines()):
                 results.setdefault(line["label"], []).append(Result(folder, line["result"]))
         else:
-            for label in (row["label"] for row in rows):
+            for label in (row["label"] for row in rows if "view" not in row):
                 found = sorted(folder.glob(f"{Row(label, {}, ()).slug}-seed*"))
                 runs = [Result(path, numbers) for path in found if (numbers := record.read_result(path))]
                 results |= {label: runs} if runs else {}
@@ -290,7 +295,7 @@ def read(folder: Path, against: str = "") -> Compared:
     if not results:
         raise UserError(f'"{folder}" has no finished run')
     _check_against(against, (places.get(label, (label,))[0] for label in results))
-    return Compared(results, tables.table(results, places, scale, against))
+    return Compared(results, tables.table(results, places, scale, against, asked))
 
 
 def compare(
@@ -325,7 +330,8 @@ def compare(
         preset, settings, methods, seeds = found.file, {}, (), ()
     wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
     planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)
-    shown = partial(live, Console(stderr=True), len(planned.chosen))
-    outcome = execute(planned, shown) if progress else execute(planned)
+    console = Console(stderr=True)
+    with bars(console) if progress else nullcontext():
+        outcome = execute(planned, partial(live, console, len(planned.chosen))) if progress else execute(planned)
     complain(outcome)
     return Compared(outcome.results, outcome.table)

@@ -28,8 +28,8 @@ from ..models.pretrained.known import KNOWN, fresh, resize
 from ..params import Params
 from ..phases import Batch, Holdings, Phase
 from . import build
+from .cells import count, size
 from .config import Config
-from .tables import count, size
 
 _GUESS = 100  # images per class and domain where the catalogue does not know, for clients to have some
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
 from threading import RLock
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live as Screen
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .. import steps
 from ..clients.base import Notice
 from ..errors import UserError
 from ..server import Line
+from ..steps import Step
 from . import config as C
 from . import record
+from .display import BAR, Shown, Steps, duration, write
 
 RECENT = 10  # rounds whose times are expected of those to come
 SLOW = 3.0  # times the median of seconds per sample
@@ -52,6 +54,7 @@ class Status:
         self.label, self.rounds, self.every, self._clock = label, rounds, every, clock
         self.done = 0
         self.ended = False
+        self.steps = Steps()
         self._remarks: dict[str, tuple[int, dict[int, str]]] = {}  # slow, failed: last round with any, why by client
         self._train: list[float] = []
         self._evaluate: list[float] = []
@@ -120,11 +123,18 @@ class Status:
         parts = (f"{self.label}  round {self.done}/{self.rounds}", self._loss, self._scores, spent, *remarks)
         return "  ".join(filter(None, parts))
 
+    def now(self) -> str:
+        """What is under way, for a log."""
+        with self._lock:
+            at = "" if self._begun is None else f"round {self.done + 1}/{self.rounds}"
+            spent = f"{duration(self.spent())} spent" if self.spent() >= 1 else ""
+            return "  ".join(filter(None, (self.label, at, self.steps.line(), self._progress(), spent)))
+
     def __rich__(self) -> RenderableType:
         with self._lock:
             head = Table.grid(padding=(0, 2, 0, 0))
             time_ = ", ".join(filter(None, (duration(self.spent()), "" if self.ended else self.left())))
-            bar = ProgressBar(self.rounds, self.done, width=24)
+            bar = ProgressBar(self.rounds, self.done, width=BAR)
             head.add_row(Text(self.label, "bold"), bar, f"{self.done}/{self.rounds} rounds", Text(time_, "cyan"))
             numbers = "  ".join(filter(None, (self._loss, self._scores)))
             lines = [Text(text) for text in ("" if self.ended else self._progress(), numbers) if text]
@@ -133,12 +143,12 @@ class Status:
             for text in lines:
                 text.pad_left(2)
                 text.no_wrap, text.overflow = True, "ellipsis"
-            return Group(head, *lines)
+            return Group(head, *([] if self.ended else [self.steps]), *lines)
 
     def _progress(self) -> str:
-        """How many clients have answered what is under way; before, what takes its time."""
-        if self._begun is None and not self._train:
-            return "preparing: images are decoded and the model is built"
+        """How many clients have answered what is under way."""
+        if self._begun is None and not self._train and not self._ask:
+            return "" if self.steps.active else "preparing data and model"
         return f"{_DOING[self._ask]}: {self._answered} of {self._asked} clients" if self._ask else ""
 
 
@@ -153,37 +163,39 @@ def _some(found: Mapping[int, str]) -> str:
     return ", ".join([*named[:SHOWN], *([f"{len(named) - SHOWN} more"] if len(named) > SHOWN else [])])
 
 
-def duration(seconds: float) -> str:
-    """75 -> 1:15"""
-    minutes, seconds = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
 class Live(Status):
-    """A run of this process, in its terminal. Elsewhere one line per round."""
+    """A run of this process, in its terminal or notebook. Elsewhere a line when steps and the first round begin, after
+    each round, and from time to time."""
 
     def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
         super().__init__(label, rounds, every)
-        self._console = console
-        drawn = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-        self._screen = Screen(self, console=console, refresh_per_second=4) if drawn else None
+        self._shown = Shown(console, self, self.now)
+        self._open = ExitStack()
 
     def __enter__(self) -> Live:
-        if self._screen:
-            self._screen.start()
+        self._open.enter_context(steps.listening(self.on_step))
+        self._shown.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.ended = True
-        if self._screen:
-            self._screen.transient = not self.done  # nothing is left to see of a run that was done before
-            self._screen.stop()
+        self._open.close()
+        self._shown.stop(wipe=not self.done)  # nothing is left to see of a run that was done before
+
+    def on_step(self, step: Step) -> None:
+        self.steps.add(step)
+        if step.active:
+            self._shown.say(self.now())
+
+    def begin(self, round: int, clients: Sequence[int]) -> None:
+        first = not self._train
+        super().begin(round, clients)
+        if first:
+            self._shown.say(self.now())
 
     def end(self, line: Line) -> None:
         super().end(line)
-        if not self._screen:
-            _print(self._console, self.line())
+        self._shown.say(self.line())
 
 
 def watch(folder: Path, console: Console) -> None:
@@ -200,14 +212,14 @@ def watch(folder: Path, console: Console) -> None:
         for path in _folders(folder):
             if (path / "config.toml").exists():
                 for line in runs.setdefault(path, Followed(path)).look():
-                    _print(console, line)
+                    write(console, line)
         if time.monotonic() - seen >= grace and not busy:
             break
         time.sleep(POLL)
     stopped = [run for run in runs.values() if not (run.folder / "result.json").exists()]
     where = ", ".join(f"{run.folder.name} after round {run.status.done} of {run.status.rounds}" for run in stopped)
     again = "".join(f"\n  promptfed run --resume --out {run.folder}" for run in stopped)
-    _print(console, f"stopped: {where}; go on with:{again}" if stopped else f"done: {folder}")
+    write(console, f"stopped: {where}; go on with:{again}" if stopped else f"done: {folder}")
 
 
 class Followed:
@@ -238,7 +250,3 @@ def _folders(folder: Path) -> list[Path]:
     """The runs of a folder, which is one itself or a comparison's; also such as are only being prepared."""
     marks = ("config.toml", ".lock")
     return sorted({file.parent for mark in marks for place in (mark, f"*/{mark}") for file in folder.glob(place)})
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -339,6 +339,7 @@ def result(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
         "rounds": len(lines),
         "metrics": {stage: found for stage, found in stages.items() if found},
         "clients": {stage: last[stage]["clients"] for stage in stages if stage in last},
+        **({"server": last["server"]} if "server" in last else {}),  # what the method says of its state
         "communication": _communication(lines),
         "passes": {
             "train": sum(line["passes"] for line in lines),

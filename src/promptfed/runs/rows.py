@@ -56,8 +56,8 @@ def rows(
 ) -> list[Row]:
     """The rows of a [compare] table, or one for each method named; in every column. `mini`: the file's [mini]."""
     for key in spec:
-        if key not in ("seeds", "rows", "columns", "tuned"):
-            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns, tuned)")
+        if key not in ("seeds", "rows", "columns", "tuned", "show", "views"):
+            raise UserError(f"compare.{key} is not a setting (allowed: seeds, rows, columns, show, views, tuned)")
     tuned = _tuned(spec, mini is not None)
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table as Rich
@@ -21,7 +17,9 @@ from .. import files, methods
 from . import record
 from . import sheets as S
 from .api import Result
+from .cells import count, mean_of, over_seeds, points, rounds, score, size
 from .sheets import Sheet
+from .shown import SHOWN, USUAL, Asked, across, beside, measured
 from .statistics import difference, main_column
 
 Table = dict[str, Any]
@@ -38,8 +36,7 @@ CEILING = "to ceiling: points of local accuracy to the centralised reference."
 WORDS = "ahead, behind: the interval excludes zero. Each holds for its row alone, and for the column that it names."
 ONE_SEED = "There is one seed: the intervals are over clients only, and say nothing of other seeds."
 REPORT = "Which number to report: docs/concepts.md, What to report."
-# What such a table is told of, with the words for it.
-ACROSS = {"local": "local: mean over clients", "worst": "worst client", "global": "all clients' test data"}
+TITLE = "accuracy in %, of the last round; local: mean over clients"
 
 # Columns of a comparison that are left out where they say this of every method.
 _ALIKE = {
@@ -62,10 +59,16 @@ _MEANING = (
 
 
 def table(
-    results: Mapping[str, Sequence[Result]], places: Places | None = None, scale: str = "", against: str = ""
+    results: Mapping[str, Sequence[Result]],
+    places: Places | None = None,
+    scale: str = "",
+    against: str = "",
+    asked: Asked | None = None,
 ) -> list[Table]:
     """One row per label, references last: mean over the seeds, and their standard deviation where there are several.
     `scale`: what a small scale has to say of itself. `against`: the row whose difference to each other is computed."""
+    asked = asked or Asked()
+    results = asked.seen(results)
     found = []
     for label, runs in results.items():
         row, column = (places or {}).get(label, ("", ""))
@@ -81,6 +84,7 @@ def table(
                 "label": label,
                 **({"unused": True} if any(record.unused(n) for n in numbers) else {}),
                 **({"row": row, "column": column} if column else {}),
+                **asked.about(label),
                 **({"scale": scale} if scale else {}),
                 **({"reference": "ceiling" if kind.centralised else "other"} if kind else {}),
                 "models": "one" if main_column(numbers) == "global" else "own",
@@ -88,20 +92,21 @@ def table(
                 "rounds": numbers[0]["rounds"],
                 "seeds": len(runs),
                 "clients": {"local": _clients(last), "after_local": _clients(after)},
-                "local": _over_seeds(last, "local", "mean"),
-                "worst": _over_seeds(last, "local", "worst"),
-                "global": _over_seeds(last, "global"),
-                "macro_f1": _over_seeds(last, "macro_f1"),
-                "global_macro_f1": _over_seeds(last, "global_macro_f1"),
-                "val": _over_seeds(last, "val"),
-                "after_local": _over_seeds(after, "local", "mean"),
-                "common": _over_seeds(common, "local", "mean"),
-                "newcomers": _over_seeds(newcomers, "local", "mean"),
-                "bytes": _mean([e["up"] + e["down"] for e in each]),
-                "parameters_up": _mean([e["parameters_up"] for e in each]),
-                "passes": _mean([n["passes"]["train"] for n in numbers]),
-                "adapt_passes": _mean([n["passes"]["adapt_last"] for n in numbers]),
-                "seconds": _mean([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers]),
+                "local": over_seeds(last, "local", "mean"),
+                "worst": over_seeds(last, "local", "worst"),
+                "global": over_seeds(last, "global"),
+                "macro_f1": over_seeds(last, "macro_f1"),
+                "global_macro_f1": over_seeds(last, "global_macro_f1"),
+                "val": over_seeds(last, "val"),
+                "after_local": over_seeds(after, "local", "mean"),
+                "common": over_seeds(common, "local", "mean"),
+                "newcomers": over_seeds(newcomers, "local", "mean"),
+                **measured(numbers),
+                "bytes": mean_of([e["up"] + e["down"] for e in each]),
+                "parameters_up": mean_of([e["parameters_up"] for e in each]),
+                "passes": mean_of([n["passes"]["train"] for n in numbers]),
+                "adapt_passes": mean_of([n["passes"]["adapt_last"] for n in numbers]),
+                "seconds": mean_of([n["seconds"]["train"] + n["seconds"]["evaluate"] for n in numbers]),
                 "settings": _optimiser(numbers[0].get("config", {}).get("method", {})),
             }
         )
@@ -154,31 +159,6 @@ def _clients(found: Sequence[Mapping[str, Any] | None]) -> Table | None:
     return dict(zip(("n", "of"), min(known), strict=True)) if known else None
 
 
-def in_percent(value: float | None) -> float:
-    """NaN for None."""
-    return 100 * value if value is not None else math.nan
-
-
-def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation of the values that are not NaN; (NaN, 0) of none, (value, 0) of one."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan, 0.0
-    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def _over_seeds(found: Iterable[Table | None], *path: str) -> Table | None:
-    """Of the metric at this path, in the runs that have it."""
-    values: list[Any] = [reduce(getitem, path, m) for m in found if m and path[0] in m]
-    known = [value for value in values if value is not None]
-    mean, std = spread(known)
-    return {"mean": mean, "std": std if len(known) > 1 else None} if known else None
-
-
 HEADERS = (
     *("method", "models", "seeds", "local", "worst", "local F1", "global", "global F1", "val"),
     *("trained", "common", "newcomers", "to ceiling"),
@@ -193,45 +173,14 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (label, row["models"], str(row["seeds"]), *scores, points(row.get("to_ceiling")))
 
 
-def score(row: Mapping[str, Any], key: str) -> str:
-    """With the number of clients where it is not the mean of all."""
-    counted = row["clients"].get(key)
-    part = f" ({of(counted)})" if counted and counted["n"] < counted["of"] else ""
-    return percent(row[key]) + part
-
-
-def of(counted: Mapping[str, Any] | None) -> str:
-    return f"{counted['n']} of {counted['of']}" if counted else "-"
-
-
-def percent(spread: Mapping[str, Any] | None) -> str:
-    if spread is None:
-        return "-"
-    wide = "" if spread["std"] is None else f" ±{100 * spread['std']:.1f}"
-    return f"{100 * spread['mean']:.1f}{wide}"
-
-
-def points(difference: float | None) -> str:
-    """0.031 -> +3.1"""
-    return "-" if difference is None else f"{100 * difference:+.1f}"
-
-
-def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]]:
-    """One accuracy as a paper prints it: heads, then a line for each method with its columns beside each other. Empty
-    where the comparison has no columns."""
-    placed = [row for row in found if "column" in row]
-    columns, rows = (list(dict.fromkeys(row[part] for row in placed)) for part in ("column", "row"))
-    held = {(row["row"], row["column"]): score(row, key) for row in placed}
-    lines = [(row, *(held.get((row, column), "-") for column in columns)) for row in rows]
-    return [("method", *columns), *lines] if columns else []
-
-
 def sheets(rows: Sequence[Table]) -> list[Sheet]:
     """A comparison for people: its accuracies, the differences to a row, and what they cost."""
-    title = "accuracy in %, of the last round; local: mean over clients"
-    apart = sum("reference" in row for row in rows)
-    wide = [Sheet(f"accuracy in %, {words}", *_placed(rows, key)) for key, words in ACROSS.items() if across(rows, key)]
-    whole = Sheet(title, HEADERS, [cells(row) for row in rows], apart).without(_ALIKE)
+    show = rows[0].get("show", ())
+    wide = [Sheet(SHOWN[key][1], *_placed(rows, key)) for key in show or USUAL if across(rows, key)]
+    more = beside(rows, (key for key in show if key not in _SCORES))
+    lines = [(*cells(row), *(column[i + 1] for column in more)) for i, row in enumerate(rows)]
+    heads = (*HEADERS, *(column[0] for column in more))
+    whole = Sheet(TITLE, heads, lines, sum("reference" in row for row in rows)).without(_ALIKE)
     return [*wide, whole, *differences(rows), cost(rows)]
 
 
@@ -300,27 +249,8 @@ def scales(rows: Sequence[Table]) -> list[str]:
 def records(rows: Iterable[Table]) -> list[Table]:
     """For programs: one level of names, accuracies as fractions, counts as whole numbers."""
     whole = ("bytes", "parameters_up", "passes", "adapt_passes")
-    return [S.flat({**row, **{key: round(row[key]) for key in whole}}) for row in rows]
-
-
-def size(n: float) -> str:
-    """1234567 -> 1.2 MB"""
-    for unit in ("B", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} GB"
-
-
-def count(n: float) -> str:
-    """672000 -> 672 k"""
-    if n >= 1e6:
-        return f"{n / 1e6:.2f} M"
-    return f"{n / 1e3:.0f} k" if n >= 1e3 else f"{n:.0f}"
-
-
-def rounds(n: int) -> str:
-    return f"{n} round{'s' if n != 1 else ''}"
+    told = ({key: value for key, value in row.items() if key not in ("show", "view")} for row in rows)
+    return [S.flat({**row, **{key: round(row[key]) for key in whole}}) for row in told]
 
 
 def save(
@@ -329,9 +259,10 @@ def save(
     places: Places | None = None,
     scale: str = "",
     against: str = "",
+    asked: Asked | None = None,
 ) -> list[Table]:
     """table.json, table.csv and table.md."""
-    found = table(results, places, scale, against)
+    found = table(results, places, scale, against, asked)
     files.write(out / "table.json", (json.dumps(found, indent=1) + "\n").encode())
     files.write(out / "table.csv", S.csv_of(records(found)).encode())
     files.write(out / "table.md", S.markdown(sheets(found), scales(found), notes(found)).encode())
@@ -381,10 +312,9 @@ def comparison(rows: Sequence[Table]) -> Group:
     terminal, not as the table."""
     each = sheets(rows)
     wide = "column" in rows[0]
-    first = replace(
-        each[0], title="\n".join(["accuracy in %, of the last round; local: mean over clients", *scales(rows)])
-    )
-    more = differences(rows) if wide else each[1:]
+    shown = sum(bool(across(rows, key)) for key in rows[0].get("show", ()))
+    first = replace(each[0], title="\n".join([each[0].title if shown else TITLE, *scales(rows)]))
+    more = [*each[1:shown], *differences(rows)] if wide else each[1:]
     caption = Text("\n".join(notes(rows, whole=not wide)))
     return Group(Fitted(first, 22 if wide else 14, fold=wide), *(Fitted(sheet) for sheet in more), caption)
 
@@ -409,9 +339,12 @@ def outcome(numbers: dict[str, Any]) -> Group:
             shown.add_row(f"{stage}, {name}".replace("_", " "), *row)
     each = numbers["communication"]["per_client_and_round"]
     title = f"{numbers['method']}, seed {numbers['seed']}, {rounds(numbers['rounds'])}"
+    spent = max(sum(numbers["seconds"].values()), 1e-9)
     cost = (
         f"per client and round: {size(each['up'])} up, {size(each['down'])} down; "
         f"{numbers['passes']['train']:,} sample passes; "
-        f"{numbers['seconds']['train'] + numbers['seconds']['evaluate']:.0f} s"
+        f"{spent:.0f} s, {numbers['seconds']['evaluate'] / spent:.0%} of it evaluation"
     )
-    return Group(Text(title), shown, Text("\n".join((cost, *_MEANING))))
+    told = [f"{key.replace('_', ' ')} {value:.3g}" for key, value in numbers.get("server", {}).items()]
+    server = [f"on the server: {', '.join(told)}"] if told else []
+    return Group(Text(title), shown, Text("\n".join((cost, *server, *_MEANING))))

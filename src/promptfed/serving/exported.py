@@ -106,7 +106,9 @@ def _check(file: Path, card: Card, model: Model, method: Method, params: Params,
     """The file must hold what the method trains, and the backbone be the one it was trained with."""
     method.tuning.check(model)
     drawn, loaded = _frozen(model, method.tuning, params)
-    for found, wanted in ((params, method.tuning.init(model, card["seed"])), (seeded, drawn)):
+    init, client = method.tuning.init(model, card["seed"]), card["client"]
+    held = init if client is None else {**init, **method.uploads(method.shared(init), client)}
+    for found, wanted in ((params, held), (seeded, drawn)):
         if {name: p.shape for name, p in found.items()} != {name: p.shape for name, p in wanted.items()}:
             raise UserError(f'"{file}" is damaged: it does not hold what "{card["method"]["name"]}" trains')
     if card["backbone"]["frozen"] != (digest(loaded) if loaded else None):

@@ -104,7 +104,7 @@ def _sent(run: Run, client: int) -> Params:
 def _of_all(run: Run) -> Predictor:
     """The global model."""
     method = run.method
-    down = method.common(run.state)
+    down = method.common(run.state) if method.serves else None
     if down is None:
         if method.personal:
             name = run.config.method.name

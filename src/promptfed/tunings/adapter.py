@@ -1,43 +1,37 @@
-"""An adapter on the image features of a frozen CLIP."""
+"""Adapters between the layers of a transformer."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-from torch.nn import functional as F
+import torch
+from pydantic import Field
 
-from .. import Batch, Context, Model, Params
+from .. import Model, Params
 from ..models.base import dense
-from ..models.transformer import linear
 from ..seeding import torch_rng
-from ..tuning import Family, OnFeatures, as_clip
+from .in_layers import InLayers
 
 
-class Adapter(OnFeatures):
-    """Attention over the coordinates of the image features of a frozen CLIP, with its zero-shot text features: Lu et
-    al., "FedCLIP: Fast Generalization and Personalization for CLIP in Federated Learning" (IEEE Data Eng. Bull. 2023).
+class Adapter(InLayers):
+    """Two bottlenecks in every layer of a frozen transformer, after attention and after the MLP: Houlsby et al.,
+    "Parameter-Efficient Transfer Learning for NLP" (ICML 2019).
+
+    h + W_out gelu(W_in h + b_in) + b_out, where W_out and b_out are zero at the start: training begins at the frozen
+    model.
     """
 
-    roles: ClassVar[dict[str, str]] = {"adapter.": "body"}
-    about = "adapter of image features"
-    family = Family.FEATURES
-    paper = "Lu et al., IEEE Data Eng. Bull. 2023"
-    backbones = "CLIP"
+    about = "adapter layers + head"
+    role_words: ClassVar[dict[str, str]] = {"body": "adapter layers"}
 
-    def check(self, model: Model) -> None:
-        clip = as_clip(model)
-        clip.sentences(clip.template)
+    bottleneck: int = Field(16, ge=1, description="width of the adapters")
 
     def init(self, model: Model, seed: int) -> Params:
-        width, g = as_clip(model).embedding, torch_rng(seed, "adapter")
-        made: Params = {}
-        for name in ("adapter.in", "adapter.out"):
-            made[f"{name}.weight"], made[f"{name}.bias"] = dense(g, width, width)
+        g, made = torch_rng(seed, "adapter layers"), self.start_head(model)
+        for layer in self.layers(model):
+            width = model.weights[f"{layer}.qkv.weight"].shape[1]
+            for at in (f"{layer}.adapter1", f"{layer}.adapter2"):
+                made[f"{at}.in.weight"], made[f"{at}.in.bias"] = dense(g, self.bottleneck, width)
+                made[f"{at}.out.weight"] = torch.zeros(width, self.bottleneck)
+                made[f"{at}.out.bias"] = torch.zeros(width)
         return made
-
-    def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """(B, d): the features times softmax(W2 tanh(W1 I + b1) + b2), of unit length again."""
-        image = super().features(model, params, batch, ctx)
-        attention = linear(params, "adapter.out", linear(params, "adapter.in", image).tanh()).softmax(-1)
-        return F.normalize(attention * image, dim=-1)

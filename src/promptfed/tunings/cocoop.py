@@ -45,7 +45,7 @@ class ConditionalContext(TextContext):
         shift = linear(params, "meta.out", linear(params, "meta.in", features).relu())  # (B, text width)
 
         def logits(image: Tensor, shift: Tensor) -> Tensor:
-            text = self.text(model, {"context": params["context"] + shift})
+            text = self.text_of(model, params["context"] + shift)
             return as_clip(model).logits(model.weights, image, text)
 
         return vmap(logits, chunk_size=_AT_ONCE)(features, shift)

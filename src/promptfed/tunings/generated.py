@@ -42,7 +42,7 @@ class GeneratedContext(TextContext):
         return made
 
     def text(self, model: Model, params: Params) -> Tensor:
-        return super().text(model, {"context": self.generate(model, params)})
+        return self.text_of(model, self.generate(model, params))
 
     def generate(self, model: Model, params: Params) -> Tensor:
         """(context, text width): queries attend to the zero-shot text features of all classes, then an MLP."""

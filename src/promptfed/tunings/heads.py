@@ -21,7 +21,7 @@ _FLAT = 1e-2  # least deviation of a feature, against that of all: hardly varyin
 
 
 class LinearHead(Tuning):
-    """A tuning with a linear head on features of a frozen model.
+    """A tuning with a linear head on features of a frozen model; of a CLIP, which has none, without it.
 
     Features of pre-trained models have a large constant part and unequal scales, and a head descends on them slowly.
     Clients therefore send sums of the features (with the initial prompts) and of their squares before the first
@@ -46,6 +46,8 @@ class LinearHead(Tuning):
 
     def start_head(self, model: Model) -> Params:
         """The head, and a scale that changes nothing yet."""
+        if "head.weight" not in model.weights:
+            return {}
         head = {name: model.weights[name].clone() for name in ("head.weight", "head.bias")}
         if self.head_init == "zero":
             head = {name: torch.zeros_like(p) for name, p in head.items()}
@@ -62,11 +64,13 @@ class LinearHead(Tuning):
         return self.standardise or self.head_init == "class-mean"
 
     def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
-        return self.summed(self.features(model, params, batch, ctx), batch.y, model.classes)
+        return self.summed(model, self.features(model, params, batch, ctx), batch.y)
 
-    def summed(self, features: Tensor, y: Tensor, classes: int) -> Params:
+    def summed(self, model: Model, features: Tensor, y: Tensor) -> Params:
+        if "head.weight" not in model.weights:
+            return {}
         if self.head_init == "class-mean":
-            return {**moments(features), **by_class(features, y, classes)}
+            return {**moments(features), **by_class(features, y, model.classes)}
         return moments(features) if self.standardise else {}
 
     def started(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""MaPLe: prompts in both towers of a CLIP. Khattak et al., "MaPLe: Multi-modal Prompt Learning" (CVPR 2023)."""
+"""Prompts in both towers of a CLIP."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -19,14 +20,9 @@ from ..tuning import Family, as_clip
 from .tokens import blank_cls
 
 
-class Maple(Tuning):
-    """Text prompts at the first layers of a frozen CLIP, and linear maps that turn them into image prompts.
+class BothTowers(Tuning):
+    """Text prompts and image prompts at the first layers of a frozen CLIP."""
 
-    The text prompts are DP2FL's task prompt P_T, the maps its data prompt P_D (Eq. 6 at every depth).
-    """
-
-    roles: ClassVar[dict[str, str]] = {"context": "body", "deep.": "body", "map.": "data"}
-    about = "task prompt + data prompt"
     family = Family.BOTH
     backbones = "CLIP with a ViT"
     uncached = "prompts enter the first layer"
@@ -37,11 +33,6 @@ class Maple(Tuning):
         "a photo of a",
         description="words before the class name: the first `context` ones initialise the vectors, the others stay; "
         "if there are too few, none is used and vectors are initialised from N(0, .02)",
-    )
-
-    map_init: Literal["random", "blank"] = Field(
-        "random",
-        description="maps start at random, or so that image prompts start around the class token of a blank image",
     )
 
     def check(self, model: Model) -> None:
@@ -63,23 +54,15 @@ class Maple(Tuning):
     def sentences(self, model: Model) -> Sentences:
         return as_clip(model).sentences(self.words(model)[1], self.context)
 
-    def init(self, model: Model, seed: int) -> Params:
-        clip, g = as_clip(model), torch_rng(seed, "coupled")
-        width, first = clip.text_width, self.words(model)[0]
-        made = {"context": clip.words(first) if first else normal(g, self.context, width)}
-        made |= {f"deep.{i}": normal(g, self.context, width) for i in range(1, self.depth)}
-        for i in range(self.depth):
-            made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.weights["body.image.cls"].shape[-1], width)
-        made = P.to(made, model.weights["body.scale"].device)
-        return self.centred(model, made) if self.map_init == "blank" else made
+    def text_prompts(self, model: Model, g: torch.Generator) -> Params:
+        """Their initial values."""
+        clip, first = as_clip(model), self.words(model)[0]
+        made = {"context": clip.words(first) if first else normal(g, self.context, clip.text_width)}
+        return made | {f"deep.{i}": normal(g, self.context, clip.text_width) for i in range(1, self.depth)}
 
-    def centred(self, model: Model, params: Params) -> Params:
-        """With biases that make cls of a blank image, at each of its layers, the mean of the image prompts there."""
-        moved = dict(params)
-        states = blank_cls(image_tower(model), model.weights, self.depth)
-        for i, prompts in self.image_prompts(params).items():
-            moved[f"map.{i}.bias"] = params[f"map.{i}.bias"] + states[i] - prompts.mean(0)
-        return moved
+    @abstractmethod
+    def image_prompts(self, params: Params) -> dict[int, Tensor]:
+        """(context, width) for each layer, in their order."""
 
     def embed(self, model: Model, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + patches, width): what features() takes as `hidden` instead of images (Eq. 5)."""
@@ -94,11 +77,6 @@ class Maple(Tuning):
         h = tower.encode(weights, h, prompts, "deep", first_tokens=1)
         return as_clip(model).join(weights, tower.norm(weights, h[:, 0]))
 
-    def image_prompts(self, params: Params) -> dict[int, Tensor]:
-        """(context, width) for each layer, in their order."""
-        text = {0: params["context"], **self.deep(params)}
-        return {i: F.linear(p, params[f"map.{i}.weight"], params[f"map.{i}.bias"]) for i, p in text.items()}
-
     def deep(self, params: Params) -> dict[int, Tensor]:
         return {i: params[f"deep.{i}"] for i in range(1, self.depth)}
 
@@ -108,6 +86,40 @@ class Maple(Tuning):
 
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         return as_clip(model).logits(model.weights, features, self.text(model, params))
+
+
+class Maple(BothTowers):
+    """Linear maps turn text prompts into image prompts: Khattak et al., "MaPLe: Multi-modal Prompt Learning" (CVPR
+    2023). The text prompts are DP2FL's task prompt P_T, the maps its data prompt P_D (Eq. 6 at every depth).
+    """
+
+    roles: ClassVar[dict[str, str]] = {"context": "body", "deep.": "body", "map.": "data"}
+    about = "task prompt + data prompt"
+
+    map_init: Literal["random", "blank"] = Field(
+        "random",
+        description="maps start at random, or so that image prompts start around the class token of a blank image",
+    )
+
+    def init(self, model: Model, seed: int) -> Params:
+        g, width = torch_rng(seed, "coupled"), as_clip(model).text_width
+        made = self.text_prompts(model, g)
+        for i in range(self.depth):
+            made[f"map.{i}.weight"], made[f"map.{i}.bias"] = dense(g, model.weights["body.image.cls"].shape[-1], width)
+        made = P.to(made, model.weights["body.scale"].device)
+        return self.centred(model, made) if self.map_init == "blank" else made
+
+    def centred(self, model: Model, params: Params) -> Params:
+        """With biases that make cls of a blank image, at each of its layers, the mean of the image prompts there."""
+        moved = dict(params)
+        states = blank_cls(image_tower(model), model.weights, self.depth)
+        for i, prompts in self.image_prompts(params).items():
+            moved[f"map.{i}.bias"] = params[f"map.{i}.bias"] + states[i] - prompts.mean(0)
+        return moved
+
+    def image_prompts(self, params: Params) -> dict[int, Tensor]:
+        text = {0: params["context"], **self.deep(params)}
+        return {i: F.linear(p, params[f"map.{i}.weight"], params[f"map.{i}.bias"]) for i, p in text.items()}
 
 
 def image_tower(model: Model) -> ViT:

@@ -30,8 +30,9 @@ class TextContext(OnFeatures):
     def check(self, model: Model) -> None:
         self.sentences(model)
 
-    def sentences(self, model: Model) -> Sentences:
-        return as_clip(model).sentences(context=self.context, position=self.name_position)
+    def sentences(self, model: Model, length: int | None = None) -> Sentences:
+        """With slots for so many vectors, by default for the tuning's own."""
+        return as_clip(model).sentences(context=length or self.context, position=self.name_position)
 
     def init(self, model: Model, seed: int) -> Params:
         return {"context": normal(torch_rng(seed, "context"), self.context, as_clip(model).text_width)}
@@ -41,4 +42,8 @@ class TextContext(OnFeatures):
 
     def text(self, model: Model, params: Params) -> Tensor:
         """(classes, d)"""
-        return as_clip(model).text(model.weights, self.sentences(model), params["context"])
+        return self.text_of(model, params["context"])
+
+    def text_of(self, model: Model, context: Tensor) -> Tensor:
+        """(classes, d) of one context, (L, width), of any length."""
+        return as_clip(model).text(model.weights, self.sentences(model, context.shape[-2]), context)

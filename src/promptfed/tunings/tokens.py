@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import Batch, Context, Model, Params, PrivatePrompt, UserError
 from ..models import ViT
 from ..seeding import torch_rng
-from ..tuning import NEEDS_VIT, Family, as_vit
+from ..tuning import GIVEN, NEEDS_VIT, Family, as_vit
 from .heads import LinearHead, scaled
 
 
@@ -66,6 +66,9 @@ class Tokens(LinearHead):
         h = vit.encode(weights, h, prompts, self.mode, start=start, first_tokens=1)
         return scaled(params, vit.norm(weights, h[:, 0]))
 
+    def feature_roles(self) -> tuple[str, ...]:
+        return ("body", GIVEN)
+
 
 class TokenPrompt(PrivatePrompt):
     """pFedPT with soft tokens after cls instead of pixels (Table 6)."""
@@ -103,6 +106,6 @@ def blank_cls(tower: ViT, weights: Params, layers: int) -> list[Tensor]:
 
 def uniform(model: ViT, g: torch.Generator, *shape: int) -> Tensor:
     """(*shape, width): prompt tokens as VPT initialises them."""
-    width = model.weights[f"{model.at}.cls"].shape[-1]
-    bound = math.sqrt(6 / (3 * model.patch**2 + width))
-    return torch.empty(*shape, width).uniform_(-bound, bound, generator=g)
+    assert model.width is not None
+    bound = math.sqrt(6 / (3 * model.patch**2 + model.width))
+    return torch.empty(*shape, model.width).uniform_(-bound, bound, generator=g)

@@ -57,7 +57,7 @@ class OverPatches(TextContext):
 
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         patches = features.reshape(len(features), -1, as_clip(model).embedding)  # (B, V, d)
-        text = torch.stack([self.text(model, {"context": p}) for p in self.contexts(params)])  # (N, classes, d)
+        text = torch.stack([self.text_of(model, p) for p in self.contexts(params)])  # (N, classes, d)
         similarity = torch.einsum("bvd,ncd->bcvn", patches, text)
         with torch.no_grad():
             plan = transport(

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ...runs.cells import percent, points
 from ...runs.statistics import Column, difference
-from ...runs.tables import percent, points
 from .. import numbers
 from ..gather import Group, ReportData, Task, tasks
 from ..numbers import Cell, listed

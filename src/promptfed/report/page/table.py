@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...runs.cells import count, percent, points, size
 from ...runs.statistics import Difference, difference
-from ...runs.tables import ONE_SEED, WORDS, count, percent, points, size
+from ...runs.tables import ONE_SEED, WORDS
 from .. import numbers
 from ..gather import Group, ReportData, Task, tasks
 from ..numbers import KINDS, Cell, Column
