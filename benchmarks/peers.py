@@ -7,7 +7,7 @@ are written here, in the manner of published implementations:
     fedavg    a round in the manner of PFLlib: a module and a data loader per client, trained one after another with all
               cores, and averaged. promptfed uses a process per core.
     pfedpt    a client's round in the manner of pFedPT's authors: the prompt is a module in front of the network; epochs
-              of the prompt, then of the network, with gradients of everything in both. One thread.
+              of the prompt, then of the network, the other part frozen. One thread.
     promptfl  a step in the manner of CoOp and FLiP, and
     sgpt      a step of SGPT's second block in the manner of its authors: both towers or all layers in every step
               (benchmarks/frozen.py, parts text and prefix). One thread, ViT-B/16.
@@ -138,7 +138,9 @@ def pfedpt(pairs: int) -> None:
     steps = [torch.optim.SGD(frame.parameters(), PROMPT_LR), torch.optim.SGD(net.parameters(), LR)]
 
     def plain() -> None:
-        for optimizer in steps:
+        for part, optimizer in zip(whole, steps, strict=True):
+            whole.requires_grad_(False)
+            part.requires_grad_(True)
             for x, labels in DataLoader(data, BATCH, shuffle=True):
                 whole.zero_grad()
                 nn.functional.cross_entropy(whole(x), labels).backward()

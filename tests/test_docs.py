@@ -14,6 +14,7 @@ import torch
 import promptfed
 from limits import HANG
 from promptfed import methods, models
+from promptfed.cli.listing import LISTS
 from promptfed.cli.main import app
 from promptfed.data import PARTITIONS
 from promptfed.runs import config as C
@@ -119,11 +120,12 @@ def test_counts_in_the_readme_are_true():
     found = {
         "methods": len(methods.METHODS) + len(methods.ALIASES),
         "plug-ins": len(methods.PROMPTS) + len(methods.TUNINGS) + len(methods.FINE_TUNED),
+        "protocols": len(LISTS["protocols"]()),
         "tests": sum(file.read_text().count("\ndef test_") for file in (ROOT / "tests").rglob("*.py")),
         "tables": len([path for path in (ROOT / "experiments").rglob("*.toml") if path.stem[:3] in ("tab", "fig")]),
     }
     for number, more, what in re.findall(
-        r"([\d,]+)(\+?) (methods|plug-ins|tests|tables)\b", (ROOT / "README.md").read_text()
+        r"([\d,]+)(\+?) (?:evaluation )?(methods|plug-ins|protocols|tests|tables)\b", (ROOT / "README.md").read_text()
     ):
         stated = int(number.replace(",", ""))
         assert stated <= found[what] if more else stated == found[what], what

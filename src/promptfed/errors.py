@@ -14,6 +14,10 @@ class UserError(ValueError):
     """Bad input: the message names the setting, the value and what is allowed. Shown without a traceback."""
 
 
+class Unsuited(UserError):
+    """A method that cannot serve the protocol that is asked for: a comparison leaves it out."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean "fedavg"?' or an empty string."""
     likely = sorted(((-_alike(word, other), other) for other in known), key=lambda pair: pair[0])

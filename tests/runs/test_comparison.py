@@ -223,3 +223,36 @@ def test_a_small_scale_is_told_with_its_data_and_rounds() -> None:
     one = dict.fromkeys(("fedavg, Office",))
     assert comparison.scale(jobs, one, "mine.toml").startswith("at the small scale of mine.toml: shapes, 1 round; ")
     assert comparison.scale(planned({}, ("fedavg",)), {"fedavg": []}, "mine.toml") == ""
+
+
+def test_what_is_not_trained_is_run_once_for_columns_that_differ_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text(
+        """
+        dataset = { name = "shapes", limit = 96 }
+        partition = { name = "iid", clients = 2 }
+        backbone = "clip-mini"
+        engine.workers = 1
+        [compare]
+        rows = [{ method = "zero-shot" }, { method = { name = "promptfl", epochs = 1 } }]
+        columns = [{ label = "short", rounds = 1 }, { label = "long", rounds = 2, fraction = 0.5 }]
+        """
+    )
+    executed: list[str] = []
+    real = api.execute
+
+    def execute(plan: api.RunPlan, **how: Any) -> api.Result:
+        executed.append(plan.folder.name)
+        return real(plan, **how)
+
+    monkeypatch.setattr(api, "execute", execute)
+    found = comparison.compare(file, out=tmp_path / "out", progress=False)
+    assert executed == ["zero-shot-short-seed0", "promptfl-short-seed0", "promptfl-long-seed0"]
+    short, long = (found[f"zero-shot, {column}"][0] for column in ("short", "long"))
+    assert long.folder.name == "zero-shot-long-seed0"
+    assert len(long.rounds) == 1
+    assert short.numbers == long.numbers
+    assert comparison.compare(file, out=tmp_path / "out", progress=False).table == found.table, "it can be read again"
+    assert len(executed) == 3

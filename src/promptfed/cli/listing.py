@@ -30,7 +30,10 @@ _PLUGINS = (
     "After a method's name: {tunings}, tuned in place of all weights; {prompts}, a private prompt around what is "
     "tuned; +ft, fine-tuning of the result. For example fedprox+pt, fedper+vpt, fedavg+ft."
 )
-_PROTOCOLS = "Protocols: those that not every method can serve; promptfed list protocols."
+_PROTOCOLS = (
+    "Protocols: those that not every method can serve (promptfed list protocols); base-to-novel and cross-dataset need "
+    "a CLIP."
+)
 
 
 def list_(

@@ -82,11 +82,14 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="the .safetensors file (default: below exports/ in the run's folder)")
     ] = None,
+    peft: Annotated[
+        bool, typer.Option("--peft", help="LoRA of a CLIP for the peft library instead: --out is a folder")
+    ] = False,
 ) -> None:
     """Write one model as a file of its own, which promptfed.load() and `promptfed predict` take."""
-    file = loading.export(run, out, client=client, common=common)
-    size = file.stat().st_size
-    console.print(f"{file} ({size:,} bytes), described by {file.with_suffix('.json').name}", soft_wrap=True)
+    file = loading.export(run, out, client=client, common=common, peft=peft)
+    about = "adapter_config.json" if peft else file.with_suffix(".json").name
+    console.print(f"{file} ({file.stat().st_size:,} bytes), described by {about}", soft_wrap=True)
 
 
 def join(

@@ -67,7 +67,12 @@ def resize(name: str) -> Resize | None:
         return None
     from .pretrained.load import load_preprocess
 
-    return load_preprocess(_CLIP_MINI if name in BACKBONES else _published(name)).resize
+    return load_preprocess(place(name)).resize
+
+
+def place(name: str) -> str:
+    """Where the files of a pre-trained backbone are: a hub id or a path."""
+    return _CLIP_MINI if name in BACKBONES else _published(name)
 
 
 def _published(name: str) -> str:
@@ -85,4 +90,4 @@ def _pretrained(name: str, where: str, image: Image, classes: int, seed: int, na
     return load(where, classes, seed, names, image, name)
 
 
-__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit", "resize"]
+__all__ = ["BACKBONES", "CLIP", "Model", "ViT", "build", "image_vit", "place", "resize"]

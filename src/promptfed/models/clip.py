@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -86,6 +86,10 @@ class CLIP(Model):
             made = self.tokenizer.sentences(self.names, template, context, position)
             self._sentences[key] = made.to(self.weights["body.text.tokens"].device)
         return self._sentences[key]
+
+    def naming(self, names: Sequence[str]) -> CLIP:
+        """The same model for other classes."""
+        return replace(self, classes=len(names), names=tuple(names))
 
     def words(self, text: str) -> Tensor:
         """(L, text_width): the token embeddings of a text, to start context vectors from."""

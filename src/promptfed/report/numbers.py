@@ -11,6 +11,7 @@ import numpy as np
 
 from ..runs.cells import spread
 from ..runs.opened import Run, Stage
+from ..runs.protocols import UNSEEN, accuracies
 from ..runs.record import LAST
 from .gather import Group, ReportData, SeedRun
 
@@ -41,6 +42,7 @@ class Column:
     path: tuple[str, ...] = ()
     stages: tuple[str, ...] = ("aggregated",)  # the first that a run has
     optional: bool = False  # shown only if some run has it
+    protocol: str = ""  # which of a run's accuracies on unseen data it shows
 
     @property
     def higher_is_better(self) -> bool:
@@ -85,13 +87,30 @@ _ABSENT = {
 }
 
 
+# By the heads of protocols.accuracies(), without those of other datasets.
+_UNSEEN_HELP = {
+    "base": "accuracy on all clients' test data, of the classes that were trained on",
+    "novel": "accuracy on classes that nobody has trained on, by their names",
+    "H": "harmonic mean of base and novel",
+    UNSEEN: "accuracy on the domain whose clients do not train",
+}
+
+
 def columns(data: ReportData) -> list[Column]:
     """Those that are known of at least one run."""
-    return [
+    heads = dict.fromkeys(head for entry in data.entries for head in accuracies(entry.numbers))
+    unseen = [
+        Column(f"on {head}", head.capitalize(), _UNSEEN_HELP.get(head, "accuracy on another dataset"), "percent",
+               stages=(), protocol=head)
+        for head in heads
+    ]  # fmt: skip
+    known = [
         column
         for column in COLUMNS
         if not column.optional or any(_value(e, column, kind) is not None for e in data.entries for kind in KINDS)
     ]
+    scores = [column for column in known if column.higher_is_better]
+    return [*scores, *unseen, *(column for column in known if not column.higher_is_better)]
 
 
 def cell(group: Group, column: Column, kind: str) -> Cell:
@@ -121,6 +140,8 @@ def _value(entry: SeedRun, column: Column, kind: str) -> float | None:
     numbers = entry.numbers
     if not numbers:
         return None
+    if column.protocol:  # of the final models
+        return accuracies(numbers).get(column.protocol) if kind == "last" else None
     if column.key == "bytes":
         each = numbers["communication"]["per_client_and_round"]
         return float(each["up"] + each["down"])
@@ -145,6 +166,8 @@ def _missing(group: Group, column: Column, kind: str) -> str:
     metrics = group.first.numbers.get("metrics", {})
     if not metrics:
         return "no round has been evaluated yet"
+    if column.protocol:
+        return "only the final models were tested on this" if kind != "last" else "this was not asked for"
     stage = column.stage(metrics)
     if stage and kind not in metrics[stage]:
         if column.key == "after" and kind in metrics.get("aggregated", {}):

@@ -23,7 +23,7 @@ from ..data.datasets import VARIED
 from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
-from . import build, record, sheets
+from . import build, record, sheets, unseen
 from . import config as C
 from .progress import Live
 from .record import Folder, View
@@ -138,6 +138,8 @@ def prepare(
         config = C.make(*tables)
         return RunPlan(config, out or fresh(config))
     config = C.make(*tables)
+    if config.eval.novel:
+        raise UserError("eval.novel cannot be given with a federation: its clients hold all classes (allowed: dataset)")
     folder = out or fresh(config, federation.dataset.name)
     return RunPlan(C.make(config.complete(), saved_split(folder)), folder, federation=federation)
 
@@ -214,6 +216,7 @@ def execute(
         if resume:
             folder.verify()
         parts = build.assemble(config, plan.federation, split if resume and split.exists() else None)
+        unseen.prepare(config, parts.federation.dataset)
         files.write(path / "config.toml", C.dump(_recorded(plan)).encode())
         if not config.consortium and (not resume or not split.exists()):
             parts.federation.save(split)
@@ -232,7 +235,10 @@ def execute(
             "dataset": {"name": data.name, "fingerprint": data.fingerprint, "images": len(data), "classes": classes},
             "frozen": _frozen(parts),
             "sites": _sites(parts, sizes, folder.lines()),
+            "newcomers": list(parts.newcomers),
         }
+        if found := unseen.scores(config, path, folder.lines()):
+            about["protocols"] = found
         if config.privacy.on:
             seeded = config.consortium is None
             answers = privacy.answers(folder.asked(), seeded)

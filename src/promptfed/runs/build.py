@@ -21,11 +21,14 @@ from ..clients.host import Host
 from ..clients.local import LocalClients, Worker, keep_freed_memory
 from ..clients.messages import Ask
 from ..clients.store import Store
-from ..data import Dataset, Federation, Site, augment, federate, load
-from ..errors import UserError
+from ..data import Dataset, Federation, Site, augment, load
+from ..data.held_back import check_named, clients_of, federate_named, leave_out, novel_classes, without_classes
+from ..errors import Unsuited, UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..tuning import NEEDS_CLIP
+from . import protocols
 from .config import Config, make
 
 
@@ -56,7 +59,7 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
             "the sites of a consortium need the same one"
         )
     method, init = initial(config, model)
-    return Parts(config, held, model, method, init, device, config.join.newcomers(len(held.sites)))
+    return Parts(config, held, model, method, init, device, newcomers(config, held))
 
 
 def initial(config: Config, model: Model) -> tuple[Method, Params]:
@@ -65,6 +68,11 @@ def initial(config: Config, model: Model) -> tuple[Method, Params]:
     method.tuning.check(model)
     init = method.tuning.init(model, config.seed)
     method.check(model, init)
+    if protocols.needs_names(config.eval.model_dump()) and not isinstance(model, models.CLIP):
+        raise Unsuited(
+            f'backbone.name = "{model.name}" cannot name the classes that eval.novel or eval.datasets ask for: '
+            f"{NEEDS_CLIP}"
+        )
     return method, init
 
 
@@ -74,7 +82,34 @@ def split(config: Config, file: Path | None = None) -> Federation:
         return placeholder_federation(config)
     dataset = load(config.dataset, models.resize(config.backbone.name))
     file = file or (Path(config.partition.file) if config.partition.file else None)
-    return Federation.load(file, dataset) if file else federate(dataset, config.partition.partition, config.split_seed)
+    return saved(config, dataset, file) if file else drawn(config, dataset)
+
+
+def drawn(config: Config, dataset: Dataset) -> Federation:
+    """A split from the seed, without the classes and the domain that are held back from training."""
+    found = federate_named(_base(config, dataset), config.partition.partition, config.split_seed)
+    return leave_out(found, config.eval.leave_out) if config.eval.leave_out else found
+
+
+def saved(config: Config, dataset: Dataset, file: Path) -> Federation:
+    """The split of a file."""
+    found = Federation.load(file, _base(config, dataset))
+    if config.eval.novel:
+        check_named(found, str(file))
+    return found
+
+
+def _base(config: Config, dataset: Dataset) -> Dataset:
+    """The dataset, in which classes that are held back have no name."""
+    novel = config.eval.novel
+    return without_classes(dataset, novel_classes(dataset, novel)) if novel else dataset
+
+
+def newcomers(config: Config, federation: Federation) -> tuple[int, ...]:
+    """Clients that are not there from the start."""
+    if config.eval.leave_out:
+        return clients_of(federation, config.eval.leave_out)
+    return config.join.newcomers(len(federation.sites))
 
 
 def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
@@ -211,7 +246,7 @@ def host_from(description: dict[str, Any]) -> Host:
     """A worker's host. The dataset is memory-mapped: workers share its pages."""
     config = make(description["config"])
     dataset = Dataset.open(Path(description["dataset"]))
-    parts = assemble(config, Federation.load(Path(description["partition"]), dataset))
+    parts = assemble(config, saved(config, dataset, Path(description["partition"])))
     limit_threads(config.engine.threads, parts.device)
     return make_host(parts, Store(Path(description["store"])))
 

@@ -7,18 +7,20 @@ the same command started twice shares the work: each process takes the runs that
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
 from ..data import Federation
-from ..errors import UserError, unknown
+from ..errors import Unsuited, UserError, unknown
 from ..method import Method
 from . import api, build, cells, claims, dryrun, record, sheets, tables
 from . import config as C
@@ -26,7 +28,7 @@ from .api import Result, small
 from .display import bars
 from .progress import Live
 from .record import Busy, View
-from .rows import Job, Row, Table, budget, named, plan, rows
+from .rows import Job, Row, Table, budget, each_domain, named, plan, rows, tell_unsuited, trains
 from .shown import Asked, wanted
 
 TUNING = "tuning"  # the folder in a comparison's where it was tuned
@@ -63,9 +65,11 @@ def _share(federation: Federation, file: Path) -> None:
     federation.save(file)
 
 
-def check(jobs: Iterable[Job]) -> None:
-    """Whether the methods fit their backbones, for what is not done yet. Published backbones are shapes alone here, and
-    of datasets in the catalogue nothing is loaded."""
+def check(jobs: Iterable[Job]) -> list[Job]:
+    """Without those that cannot serve the protocol asked for. Refuses methods that do not fit their backbones, for what
+    is not done yet. Published backbones are shapes alone here, and of datasets in the catalogue nothing is loaded."""
+    unable: dict[str, Unsuited] = {}
+    jobs = list(jobs)
     for job in jobs:
         config, done = job.config, (job.folder / "result.json").exists()
         if job.seed != job.row.seeds[0] or done or config.consortium:
@@ -73,10 +77,14 @@ def check(jobs: Iterable[Job]) -> None:
         try:
             dataset = dryrun.placeholder(config.dataset, config.backbone.name)
             build.initial(config, dryrun.sketch(config, dataset))
+        except Unsuited as error:
+            unable[job.row.label] = error
         except UserError as error:
             raise UserError(f'row "{job.row.label}": {error}') from None
         except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
             continue
+    tell_unsuited(unable, {job.row.label for job in jobs})
+    return [job for job in jobs if job.row.label not in unable]
 
 
 # ---- the runs
@@ -95,6 +103,9 @@ def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
             resume = (job.folder / "config.toml").exists()
             if resume:
                 _same(job)
+            elif twin := next((other for other in jobs if other.config == job.config and finished(other)), None):
+                _copy(twin.folder, job.folder)  # the same in another column
+                continue
             with watch(number, job) as view:
                 api.execute(api.RunPlan(job.config, job.folder, resume), view=view)
         except Busy:
@@ -104,6 +115,17 @@ def work(jobs: Sequence[Job], watch: Watch) -> list[tuple[Job, Exception]]:
             if not isinstance(error, UserError):
                 break
     return failed
+
+
+def _copy(run: Path, to: Path) -> None:
+    """A finished run, in one step."""
+    with TemporaryDirectory(dir=to.parent, prefix=".copy-") as folder:
+        copied = shutil.copytree(run, Path(folder) / to.name, ignore=shutil.ignore_patterns(".lock"))
+        try:
+            copied.rename(to)
+        except OSError:
+            if not to.exists():
+                raise  # otherwise another process makes it, or has made it
 
 
 def live(console: Console, count: int, number: int, job: Job) -> Live:
@@ -118,7 +140,8 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     if not jobs:
         return ""
     data = ", ".join(dict.fromkeys(job.config.dataset.name for job in jobs))
-    few, many = (pick(job.config.rounds for job in jobs) for pick in (min, max))
+    counts = {job.config.rounds for job in jobs if trains(job.config)} or {1}
+    few, many = min(counts), max(counts)
     rounds = cells.rounds(many) if few == many else f"{few} to {cells.rounds(many)}"
     name = "/".join(Path(file).parts[-2:])
     return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"
@@ -209,8 +232,10 @@ def prepare(
     to which the tables have the differences of the others."""
     source = C.read(preset) if preset else {}
     spec = source.get("compare", {})
-    found = rows(spec, methods, seeds, small(source) if mini else None)
     common = api.common_tables(source, settings, federation)
+    names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
+    spec = each_domain(spec, common, names or named(spec))
+    found = rows(spec, methods, seeds, small(source) if mini else None)
     common += [api.saved_split(out)] if federation else []
     jobs = plan(common, found, out, named(spec))
     chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
@@ -232,10 +257,10 @@ def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext
     claim(plan.jobs, plan.folder)
     if plan.federation:
         _share(plan.federation, plan.folder / "partition.json")
-    check(plan.chosen)
-    failed = work(plan.chosen, watch)
+    chosen = check(plan.chosen)
+    failed = work(chosen, watch)
     # Rows that `only` leaves out are in the table too, where they are done.
-    aside = {job.folder for job in plan.jobs} - {job.folder for job in plan.chosen}
+    aside = {job.folder for job in plan.jobs} - {job.folder for job in chosen}
     results = collect(plan.jobs, aside | {job.folder for job, _ in failed})
     notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
     if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in results}:

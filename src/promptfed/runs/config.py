@@ -17,14 +17,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .. import methods
 from ..data import PARTITIONS, DatasetConfig, Partition
-from ..errors import UserError, nearest, one_sentence, unknown
+from ..errors import Unsuited, UserError, nearest, one_sentence, unknown
 from ..method import Method
 from ..privacy import Privacy, check
+from . import protocols
 
 Table = dict[str, Any]
 _DEFAULT_METHOD = "pfedpt"
 FILE = "file"  # partition.name of a split that is read, not drawn
 _PRESETS = resources.files("promptfed.runs.presets")
+
+
+def separated(value: Any) -> Any:
+    """ "a, b" -> ["a", "b"]; everything else as it is"""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class _Section(BaseModel):
@@ -61,6 +67,32 @@ class Evaluation(_Section):
         description="record how far each client's parameters move in a round, by role (L2); norms of private ones too, "
         "which clients then tell the server",
     )
+    novel: float | tuple[str, ...] = Field(
+        (),
+        description="classes that nobody trains on, and that the trained models are tested on too (base-to-novel): "
+        "their names, or a share of all classes, the last ones",
+    )
+    datasets: tuple[str, ...] = Field(
+        (), description="other datasets that the trained models are tested on, each by its own class names"
+    )
+    leave_out: str = Field(
+        "",
+        description="with partition.name domain: a domain whose clients do not train, and are tested on all their "
+        "images; in a comparison also `each`, one column per domain",
+    )
+
+    @field_validator("novel", "datasets", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """The command line may give names separated by commas."""
+        return separated(value)
+
+    @field_validator("novel")
+    @classmethod
+    def _share_or_names(cls, novel: Any) -> Any:
+        if isinstance(novel, tuple) or 0 < novel < 1:
+            return novel
+        raise UserError(f"eval.novel = {novel} must be a share between 0 and 1, or names of classes")
 
 
 class Join(_Section):
@@ -100,7 +132,7 @@ class Engine(_Section):
     @classmethod
     def _separated(cls, value: Any) -> Any:
         """The command line may give them separated by commas."""
-        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+        return separated(value)
 
 
 class Consortium(_Section):
@@ -229,7 +261,32 @@ class Config(_Section):
                 f'join.round = 0: "{self.method.name}" has no model for a client that never trains; '
                 f"let it join in a round from 1 to {self.rounds}"
             )
+        self._check_protocols()
         return self
+
+    def _check_protocols(self) -> None:
+        wanted = protocols.wanted(self.eval.model_dump())
+        for setting, protocol in wanted.items():
+            if self.consortium:
+                raise UserError(f"{setting} needs all images in one place; the sites of a consortium hold their own")
+            if why := protocol.why_not(self.method.method):
+                raise Unsuited(f'{setting}: "{self.method.name}" cannot serve {protocol.name}: {why}')
+        left = self.eval.leave_out
+        if left and self.partition.name != "domain":
+            raise UserError(
+                f'eval.leave_out = "{left}" needs partition.name = "domain", not "{self.partition.name}": it is the '
+                "clients of a domain that are left out"
+            )
+        if left and self.join.clients:
+            raise UserError(
+                f'eval.leave_out = "{left}" and join.clients = {self.join.clients} cannot both be given: both say who '
+                "does not train"
+            )
+        if left == protocols.EACH:
+            raise UserError(
+                f'eval.leave_out = "{left}" is one run per domain: promptfed compare --methods {self.method.name} ... '
+                "(allowed in a run: the name of a domain)"
+            )
 
     @property
     def split_seed(self) -> int:
@@ -270,9 +327,10 @@ def fitted(table: Table, compared: Iterable[str]) -> Table:
     if "name" in table.get("backbone", {}) or not isinstance(name, str):
         return table
     kinds = {other: methods.backbones(methods.create(other)) for other in {name, *compared}}
-    if set(kinds.values()) == {"any"}:
+    named = protocols.needs_names(table.get("eval", {}))
+    if set(kinds.values()) == {"any"} and not named:
         return table
-    backbone = "clip-mini" if kinds[name].startswith("CLIP") else "vit-mini"
+    backbone = "clip-mini" if named or kinds[name].startswith("CLIP") else "vit-mini"
     return merge({"backbone": {"name": backbone}, "dataset": {"name": "shapes"}}, table)
 
 

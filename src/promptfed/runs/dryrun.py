@@ -20,7 +20,7 @@ from rich.table import Table
 from .. import models, server
 from .. import params as P
 from ..clients.wire import pack
-from ..data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, federate, load
+from ..data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, held_back, load
 from ..errors import UserError
 from ..method import Method, split_once
 from ..models import Model
@@ -55,10 +55,12 @@ def estimate(config: Config) -> Estimate:
     _offline(config)
     partition = config.partition
     drawn = None if partition.file else partition.partition
-    federation = _split(config.dataset, config.backbone.name, drawn, partition.file, config.split_seed)
+    aside = (config.eval.novel, config.eval.leave_out)
+    federation = _split(config.dataset, config.backbone.name, drawn, partition.file, config.split_seed, *aside)
     model = sketch(config, federation.dataset)
     method, init = build.initial(config, model)
-    newcomers = config.join.newcomers(len(federation.sites))
+    late = tuple(i for i, site in enumerate(federation.sites) if not len(site.train))
+    newcomers = late if config.eval.leave_out else config.join.newcomers(len(federation.sites))
     sites = (build.pooled(federation, newcomers) if method.centralised else federation).sites
     plan = build.rounds(config, newcomers)
     sizes = {i: len(site.train) for i, site in enumerate(sites)}
@@ -115,9 +117,25 @@ def _offline(config: Config) -> None:
 
 
 @lru_cache(maxsize=32)
-def _split(given: DatasetConfig, backbone: str, drawn: Partition | None, file: str | None, seed: int) -> Federation:
+def _split(
+    given: DatasetConfig,
+    backbone: str,
+    drawn: Partition | None,
+    file: str | None,
+    seed: int,
+    novel: held_back.Novel,
+    left: str,
+) -> Federation:
     dataset = placeholder(given, backbone)
-    return federate(dataset, drawn, seed) if drawn else Federation.load(Path(file or ""), dataset)
+    if given.name in CATALOGUE:  # a placeholder has other names: as many classes, and any domain
+        novel = len(novel) / len(dataset.classes) if isinstance(novel, tuple) else novel
+        left = left and dataset.domains[0] if dataset.domains else left
+    if novel:
+        dataset = held_back.without_classes(dataset, held_back.novel_classes(dataset, novel))
+    if not drawn:
+        return Federation.load(Path(file or ""), dataset)
+    found = held_back.federate_named(dataset, drawn, seed)
+    return held_back.leave_out(found, left) if left else found
 
 
 def placeholder(given: DatasetConfig, backbone: str) -> Dataset:

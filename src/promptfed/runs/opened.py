@@ -127,7 +127,10 @@ class Run:
 
     @property
     def late(self) -> set[int]:
-        """The clients that are not there from the start: join.clients names them, or says how many of the last."""
+        """The clients that are not there from the start: those of a domain that is left out, which have no training
+        data; or join.clients names them, or says how many of the last."""
+        if self.settings.get("eval", {}).get("leave_out"):
+            return {client for client, share in enumerate(self.shares) if not share.train}
         late = self.settings.get("join", {}).get("clients") or ()
         return set(range(self.clients - late, self.clients)) if isinstance(late, int) else set(late)
 

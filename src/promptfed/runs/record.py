@@ -360,7 +360,7 @@ def _all(about: dict[str, Any], late: bool) -> dict[str, int]:
     """How many clients have test data, of those that came later or of the others; empty if nobody knows."""
     if "sites" not in about:
         return {}
-    new = C.Join.model_validate(about["config"]["join"]).newcomers(len(about["sites"]))
+    new = about["newcomers"]
     return {"of": sum(site["n_test"] != 0 and (site["client"] in new) is late for site in about["sites"])}
 
 

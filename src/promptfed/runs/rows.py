@@ -8,15 +8,19 @@ and partition have.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import methods as M
-from ..errors import UserError, nearest, unknown
+from .. import models
+from ..data import load
+from ..errors import Unsuited, UserError, nearest, unknown
 from ..method import Method
 from . import config as C
+from . import protocols
 from .api import class_name, method_settings, shrunk
 
 Table = dict[str, Any]
@@ -172,6 +176,7 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     # All else is checked with the rows, whose methods and columns it belongs to.
     base = C.make(*({key: table[key] for key in ("seed", "partition") if key in table} for table in common))
     jobs = []
+    unable: dict[str, Unsuited] = {}
     methods: set[str] = set()
     compared = {row.settings["method"]["name"] for row in rows if "name" in row.settings.get("method", {})}
     for turn in range(max(len(row.seeds) for row in rows)):
@@ -180,15 +185,58 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
             tables = [file, row.column, *given, {**row.settings, "seed": seed, "partition": partition}]
             whole = C.merge(*tables)
             scaled = shrunk(tables, row.mini, given) if row.mini else whole
-            config = C.make(C.fitted(scaled, compared), row.tuned or {})
+            try:
+                config = _once(C.make(C.fitted(scaled, compared), row.tuned or {}))
+            except Unsuited as error:
+                unable[row.label] = error
+                continue
             jobs.append(Job(row, seed, config, out / f"{row.slug}-seed{seed}"))
             methods |= {config.method.name, whole.get("method", {}).get("name", config.method.name)}
+    tell_unsuited(unable, {row.label for row in rows})
     taken = {key for name in methods for key in M.fields(name)}
     aside = [*others, *([file["method"]["name"]] if "name" in file.get("method", {}) else [])]
     _check_taken([file], taken | {key for name in aside for key in M.fields(name)})
     _check_taken(given, taken)
     _check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
     return jobs
+
+
+def trains(config: C.Config) -> bool:
+    """Whether its rounds change anything."""
+    return bool(config.method.method.schedule(1) or config.join.clients)
+
+
+def _once(config: C.Config) -> C.Config:
+    """What is not trained needs one round, of all clients: columns that differ in training have the same run."""
+    return config if trains(config) else C.make(config.complete(), {"rounds": 1, "fraction": 1.0})
+
+
+def tell_unsuited(unable: Mapping[str, Unsuited], labels: set[str]) -> None:
+    """Warns of rows that cannot serve the protocol asked for, and are left out; an error if all are. By label."""
+    if unable and set(unable) == labels:
+        raise next(iter(unable.values()))
+    for words in dict.fromkeys(map(str, unable.values())):  # once for all columns
+        warnings.warn(f"left out of the comparison: {words}", stacklevel=2)
+
+
+def each_domain(spec: Mapping[str, Any], common: Sequence[Table], compared: Sequence[str]) -> Table:
+    """A [compare] table with a column per domain where eval.leave_out is "each", which the columns replace."""
+    if C.merge(*common).get("eval", {}).get("leave_out") != protocols.EACH:
+        return dict(spec)
+    if spec.get("columns"):
+        raise UserError(f'eval.leave_out = "{protocols.EACH}" makes columns of its own, and compare.columns has others')
+    for table in common:
+        table.get("eval", {}).pop("leave_out", None)
+    images = {key: value for key, value in C.merge(*common).items() if key in ("dataset", "backbone")}
+    config = C.make(C.fitted({**images, "method": {"name": compared[0]}} if compared else images, compared))
+    data = load(config.dataset, models.resize(config.backbone.name))
+    if not data.domains:
+        raise UserError(f'eval.leave_out = "{protocols.EACH}": dataset.name = "{data.name}" has no domains')
+    return {
+        "show": [protocols.UNSEEN, "local"],
+        **spec,
+        "columns": [{"label": domain, "eval.leave_out": domain} for domain in data.domains],
+    }
 
 
 def _check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:

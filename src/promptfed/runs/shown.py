@@ -12,9 +12,11 @@ from ..errors import UserError, unknown
 from . import record
 from .api import Result
 from .cells import mean_of, over_seeds, percent, points, score
+from .protocols import UNSEEN, accuracies
 from .rows import Row
 
 Numbers = Mapping[str, Any]  # result.json of a run
+PROTOCOLS = "protocols"
 TEN = f"mean_of_last_{record.LAST}"
 # By the key in table.json: the head of a column, and what the title of a table with columns says.
 SHOWN = {
@@ -31,6 +33,8 @@ SHOWN = {
     "diff": ("diff", "points from the clients' own models to the one in common"),
     "newcomers": ("newcomers", "accuracy in %, clients that came later"),
     "clustering": ("clustering", "clustering accuracy in %"),
+    UNSEEN: ("unseen", "accuracy in %, the domain that is left out of training; mean: over domains"),
+    PROTOCOLS: ("", "accuracy in % of the final models on what nobody has trained on"),
     "parameters_up": ("parameters", "parameters that a client sends per round"),
 }
 USUAL = ("local", "worst", "global", "macro_f1")  # of tables with columns
@@ -111,7 +115,7 @@ def wanted(spec: Mapping[str, Any], rows: Sequence[Row]) -> Asked:
 def measured(runs: Sequence[Numbers]) -> dict[str, Any]:
     """Numbers of a row besides the usual ones, over its seeds: those that its runs have."""
     last, ten = ([run["metrics"]["aggregated"].get(kind) for run in runs] for kind in ("last", TEN))
-    domains = [_by_domain(run) for run in runs]
+    domains, unseen = [_by_domain(run) for run in runs], [accuracies(run) for run in runs]
     found = {
         "weighted": over_seeds(last, "local", "weighted"),
         "local_of_last_10": over_seeds(ten, "local", "mean"),
@@ -120,6 +124,8 @@ def measured(runs: Sequence[Numbers]) -> dict[str, Any]:
         "clustering": over_seeds(last, "clustering"),
         "diff": over_seeds([_to_common(run) for run in runs], "diff"),
         "domains": {name: over_seeds(domains, name) for name in dict.fromkeys(n for each in domains for n in each)},
+        UNSEEN: over_seeds(unseen, UNSEEN),
+        PROTOCOLS: {head: over_seeds(unseen, head) for head in dict.fromkeys(n for each in unseen for n in each)},
     }
     return {key: value for key, value in found.items() if value}
 
@@ -151,7 +157,7 @@ def _by_domain(run: Numbers) -> dict[str, float]:
 
 def cells(row: Mapping[str, Any], key: str) -> dict[str, str]:
     """A number of a row as text; by domain where it has several."""
-    if key == "domains":
+    if key in ("domains", PROTOCOLS):
         return {name: percent(accuracy) for name, accuracy in row.get(key, {}).items()}
     if key == "parameters_up":
         return {"": f"{round(row[key]):,}"}
@@ -172,8 +178,17 @@ def across(found: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, ...]
         for part in dict.fromkeys(part for (_, at), texts in held.items() if at == column for part in texts)
     ]
     lines = [(row, *(held.get((row, column), {}).get(part, "-") for column, part in heads)) for row in rows]
-    titles = (f"{column}: {part}" if part else column for column, part in heads)
+    titles = [f"{column}: {part}" if part else column for column, part in heads]
+    if key == UNSEEN:
+        titles, lines = [*titles, "mean"], [(*line, _over_columns(placed, line[0])) for line in lines]
     return [("method", *titles), *lines] if heads else []
+
+
+def _over_columns(placed: Sequence[Mapping[str, Any]], row: str) -> str:
+    """The mean over the domains that are left out, if all of them are done."""
+    known = [one[UNSEEN]["mean"] for one in placed if one["row"] == row and one.get(UNSEEN)]
+    done = len(known) == len({one["column"] for one in placed})
+    return percent({"mean": mean_of(known), "std": None}) if done else "-"
 
 
 def beside(found: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[tuple[str, ...]]:

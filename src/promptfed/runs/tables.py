@@ -18,8 +18,9 @@ from . import record
 from . import sheets as S
 from .api import Result
 from .cells import count, mean_of, over_seeds, points, rounds, score, size
+from .protocols import accuracies
 from .sheets import Sheet
-from .shown import SHOWN, USUAL, Asked, across, beside, measured
+from .shown import PROTOCOLS, SHOWN, USUAL, Asked, across, beside, measured
 from .statistics import difference, main_column
 
 Table = dict[str, Any]
@@ -174,14 +175,22 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def sheets(rows: Sequence[Table]) -> list[Sheet]:
-    """A comparison for people: its accuracies, the differences to a row, and what they cost."""
+    """A comparison for people: its accuracies, also on unseen data, the differences to a row, and what they cost."""
     show = rows[0].get("show", ())
     wide = [Sheet(SHOWN[key][1], *_placed(rows, key)) for key in show or USUAL if across(rows, key)]
     more = beside(rows, (key for key in show if key not in _SCORES))
     lines = [(*cells(row), *(column[i + 1] for column in more)) for i, row in enumerate(rows)]
     heads = (*HEADERS, *(column[0] for column in more))
     whole = Sheet(TITLE, heads, lines, sum("reference" in row for row in rows)).without(_ALIKE)
-    return [*wide, whole, *differences(rows), cost(rows)]
+    return [*wide, whole, *generalisation(rows), *differences(rows), cost(rows)]
+
+
+def generalisation(rows: Sequence[Table]) -> list[Sheet]:
+    """Accuracies on what nobody has trained on; none where no protocol was asked for."""
+    columns = beside(rows, [PROTOCOLS])
+    lines = [(row["label"], *(column[i + 1] for column in columns)) for i, row in enumerate(rows)]
+    heads = ("method", *(column[0] for column in columns))
+    return [Sheet(SHOWN[PROTOCOLS][1], heads, lines, sum("reference" in row for row in rows))] if columns else []
 
 
 def _placed(rows: Sequence[Table], key: str) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
@@ -346,5 +355,7 @@ def outcome(numbers: dict[str, Any]) -> Group:
         f"{spent:.0f} s, {numbers['seconds']['evaluate'] / spent:.0%} of it evaluation"
     )
     told = [f"{key.replace('_', ' ')} {value:.3g}" for key, value in numbers.get("server", {}).items()]
+    tested = ", ".join(f"{head} {percent(value)}" for head, value in accuracies(numbers).items())
+    unseen = [f"on what nobody has trained on: {tested}"] if tested else []
     server = [f"on the server: {', '.join(told)}"] if told else []
-    return Group(Text(title), shown, Text("\n".join((cost, *server, *_MEANING))))
+    return Group(Text(title), shown, Text("\n".join((*unseen, cost, *server, *_MEANING))))

@@ -74,12 +74,11 @@ def prepare(source: Source, *, trials: int, space: Sequence[str] = (), out: Path
     planned = comparison.prepare(
         source.preset, source.settings, methods=source.methods, seeds=source.seeds, out=out, mini=source.mini
     )
-    jobs = [job for job in planned.jobs if job.seed == job.row.seeds[0]]
+    jobs = comparison.check(job for job in planned.jobs if job.seed == job.row.seeds[0])
     S.check(given, (job.config for job in jobs))
     spaces = {job.row.label: S.of_row(given, job.config) for job in jobs}
     if not any(spaces.values()):
         raise UserError("tune: no row trains anything with the settings that are searched")
-    comparison.check(jobs)
     return TunePlan(source, jobs, spaces, trials, out)
 
 

@@ -242,7 +242,14 @@ def as_trial(config: C.Config, every: int) -> C.Config:
     """For one worker, and evaluated no more than a search needs: as aggregated, every so many rounds."""
     given = config.complete()
     engine = {**given["engine"], "name": "local", "workers": 1, "threads": 1, "trackers": []}
-    evaluation = {**given["eval"], "every": every, "after_local": "none", "pooled": "never", "drift": False}
+    evaluation = {
+        **given["eval"],
+        "every": every,
+        "after_local": "none",
+        "pooled": "never",
+        "drift": False,
+        "datasets": (),
+    }
     return C.make({**given, "engine": engine, "eval": evaluation})
 
 
@@ -253,7 +260,7 @@ def check(config: C.Config) -> None:
     if config.method.name.startswith("__main__:"):
         raise UserError(f'method.name = "{config.method.name}" must be in a module: other processes import it')
     federation = build.split(config)
-    new = config.join.newcomers(len(federation.sites))
+    new = build.newcomers(config, federation)
     if not any(len(site.val) for i, site in enumerate(federation.sites) if i not in new):
         shares = config.partition.complete().get("split")
         raise UserError(

@@ -17,6 +17,7 @@ from ..params import Params
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
 from . import exported
+from .peft import write as write_peft
 from .predictor import Predictor
 
 
@@ -63,12 +64,22 @@ def load(
 
 
 def export(
-    run: str | Path, out: str | Path | None = None, *, client: int | str | None = None, common: bool = False, **how: Any
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    client: int | str | None = None,
+    common: bool = False,
+    peft: bool = False,
+    **how: Any,
 ) -> Path:
-    """Writes one model of a run to a file of its own (default: in the run's folder, below exports/); -> the file."""
+    """Writes one model of a run to a file of its own (default: in the run's folder, below exports/); -> the file.
+    `peft`: LoRA of a CLIP in the format of the peft library instead, in a folder."""
     made = load(run, client=client, common=common, **how)
     held = made.card["client"]
-    name = f"{'global' if held is None else f'client-{held}'}{exported.SUFFIX}"
+    stem = "global" if held is None else f"client-{held}"
+    if peft:
+        return write_peft(made, Path(out or Path(run) / "exports" / f"{stem}-peft").expanduser())
+    name = f"{stem}{exported.SUFFIX}"
     path = Path(out).expanduser() if out else Path(run).expanduser() / "exports" / name
     return made.save(path / name if path.is_dir() else path)
 

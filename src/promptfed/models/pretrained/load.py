@@ -48,6 +48,11 @@ def load_preprocess(name: str) -> Preprocess:
     return _Source.open(name).published().preprocess
 
 
+def published_names(name: str) -> dict[str, tuple[str, ...]]:
+    """Our name of each weight -> the published ones that it is made of."""
+    return {weight.ours: weight.theirs for weight in _Source.open(name).published().weights}
+
+
 @dataclass(frozen=True)
 class _Published:
     """What the files say about a model."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runs.cells import count, percent, points, size
+from ...runs.protocols import UNSEEN
 from ...runs.statistics import Difference, difference
 from ...runs.tables import ONE_SEED, WORDS
 from .. import numbers
@@ -52,6 +53,7 @@ def results(data: ReportData) -> dict[str, Any]:
     ranks = {group.main_column for group in data.groups if not group.reference}
     paired = [found for task in tasks(data) for found in _differences(data, task).values() if found]
     one_seed = bool(paired) and all(found.seeds == 1 for found in paired)
+    at = next((i for i, column in enumerate(numbers.columns(data)) if column.protocol == UNSEEN), 0)
     return {
         "columns": numbers.columns(data),
         "notes": data.notes,
@@ -63,8 +65,9 @@ def results(data: ReportData) -> dict[str, Any]:
         "words": [WORDS, *([ONE_SEED] if one_seed else [])] if paired else [],
         "kinds": KINDS,
         "tables": tables,
-        # Local accuracy as a paper prints it: row and column of the comparison's table -> cell.
-        "local": {data.places[line.label]: line.cells[0] for line in tables["last"] if line.label in data.places},
+        # An accuracy as a paper prints it: row and column of the comparison's table -> cell.
+        "across": {data.places[line.label]: line.cells[at] for line in tables["last"] if line.label in data.places},
+        "across_title": "Accuracy on the domain left out of training" if at else "Local accuracy in the last round",
         "places": [data.places[group.label] for group in data.groups if group.label in data.places],
     }
 

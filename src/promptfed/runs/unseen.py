@@ -1,0 +1,131 @@
+"""What a finished run's models do on data that nobody has trained on: novel classes, other datasets, a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import models, scoring
+from ..data import Dataset, DatasetConfig, Federation, cache, load
+from ..data.held_back import novel_classes, only_classes
+from ..data.images import Resize
+from ..errors import UserError
+from ..params import Params
+from ..server import Line
+from ..training import Samples, Work
+from ..tuning import as_clip
+from . import protocols
+from .config import Config
+from .opened import Run
+
+Table = dict[str, Any]
+
+
+def prepare(config: Config, dataset: Dataset) -> None:
+    """Before the first round: fetches and decodes what will be tested on, so that a mistake costs no training."""
+    for name in config.eval.datasets:
+        try:
+            _other(config, dataset, name)
+        except UserError as error:
+            raise UserError(f"eval.datasets: {error}") from None
+
+
+def scores(config: Config, folder: Path, lines: Sequence[Line]) -> Table:
+    """`protocols` of result.json, accuracies as fractions; empty where none is asked for."""
+    found: Table = {}
+    if config.eval.leave_out:
+        found["unseen_domain"] = {"domain": config.eval.leave_out, "accuracy": _left_out(lines)}
+    if protocols.needs_names(config.eval.model_dump()):
+        run = Run(folder, device=config.engine.device)
+        try:
+            return found | _named(run)
+        finally:
+            run.close()
+    return found
+
+
+def _left_out(lines: Sequence[Line]) -> float | None:
+    """Of the model for clients that never train, after the last round."""
+    for stage in ("newcomers_common", "newcomers_aggregated"):
+        if stage in lines[-1]:
+            accuracy: float | None = lines[-1][stage]["summary"]["local"]["weighted"]
+            return accuracy
+    return None
+
+
+# ---- by the names of classes
+
+
+class Trained(NamedTuple):
+    """A client's model."""
+
+    work: Work
+    params: Params
+
+
+def _named(run: Run) -> Table:
+    evaluation = run.config.eval
+    trained = list(_trained(run))
+    found: Table = {}
+    if evaluation.novel:
+        full = load(run.config.dataset, _resize(run.config))
+        novel = novel_classes(full, evaluation.novel)
+        sites = [site for i, site in enumerate(run.federation.sites) if i not in run.parts.newcomers]
+        base = run.host.samples(np.concatenate([site.test for site in sites]))
+        known = _mean(scoring.evaluate(run.method, run.model, *one, base).accuracy for one in trained)
+        new = _accuracy(run, trained, *only_classes(full, novel))
+        found["base_to_novel"] = {"base": known, "novel": new, "harmonic": harmonic(known, new), "classes": list(novel)}
+    if evaluation.datasets:
+        each = ((name, _other(run.config, run.federation.dataset, name)) for name in evaluation.datasets)
+        found["cross_dataset"] = {name: _accuracy(run, trained, data, tested(data)) for name, data in each}
+    return found
+
+
+def _trained(run: Run) -> Iterator[Trained]:
+    """The models of clients that were there from the start; where all have the same one, that of the first."""
+    there = [client for client in range(len(run.federation.sites)) if client not in run.parts.newcomers]
+    for client in there if run.method.personal else there[:1]:
+        work = run.work(client)
+        yield Trained(work, run.params(client) if run.method.adapt() else work.params)
+
+
+def _accuracy(run: Run, trained: Iterable[Trained], dataset: Dataset, index: np.ndarray) -> float | None:
+    """Mean over models, on these images of a dataset, by the names of its classes."""
+    model = as_clip(run.model).naming(dataset.classes)
+    samples: Samples = replace(run.host, model=model, federation=Federation(dataset, (), {})).samples(index)
+    return _mean(scoring.evaluate(run.method, model, *one, samples).accuracy for one in trained)
+
+
+def _other(config: Config, dataset: Dataset, name: str) -> Dataset:
+    """Another dataset, with images as those of the run's."""
+    shape = dataset.images.shape[1:]
+    given = {} if cache.holds(Path(name).expanduser()) else {"size": shape[1], "channels": shape[0]}
+    found = load(DatasetConfig.model_validate({"name": name, **given}), _resize(config))
+    if found.images.shape[1:] != shape:  # it was decoded before
+        raise UserError(f'"{name}" has images of {found.images.shape[1:]}, not {shape} as "{dataset.name}"')
+    return found
+
+
+def _resize(config: Config) -> Resize | None:
+    return models.resize(config.backbone.name)
+
+
+def tested(dataset: Dataset) -> np.ndarray:
+    """Its test images where its source has some; all of it where not."""
+    test = np.flatnonzero(dataset.split == 2) if dataset.split is not None else np.zeros(0, np.int64)
+    return test if len(test) else np.arange(len(dataset))
+
+
+def harmonic(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return None
+    return 2 * a * b / (a + b) if a + b else 0.0
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

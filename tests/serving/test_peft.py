@@ -1,0 +1,107 @@
+"""LoRA of a CLIP in the format of the peft library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import promptfed
+from promptfed import models
+from promptfed.errors import UserError
+from promptfed.methods import create
+from promptfed.models import CLIP
+from promptfed.phases import Batch, Context
+from promptfed.serving import peft
+from promptfed.serving.predictor import Predictor
+from tiny import near
+
+CPU = torch.device("cpu")
+
+
+def predictor(name: str = "fedit", backbone: str = "clip-mini", **settings: object) -> Predictor:
+    """As if it had been trained."""
+    model = models.build(backbone, (3, 32, 32), 3, 0, ("circle", "square", "star"))
+    tuning = create(name, settings).tuning
+    card = {"method": {"name": name}, "classes": ["circle", "square", "star"]}
+    return Predictor(card, tuning, model, near(tuning.init(model, 0), 1, 0.1), CPU)
+
+
+def expected(made: Predictor, x: torch.Tensor) -> torch.Tensor:
+    zero = torch.zeros((), dtype=torch.int64)
+    batch = Batch(x, torch.zeros(len(x), dtype=torch.int64), None, torch.zeros(2), {})
+    with torch.no_grad():
+        return made.tuning.logits(made.model, made.params, batch, Context({}, {}, None, zero, zero.expand(3)))
+
+
+def logits(clip: torch.nn.Module, made: Predictor, x: torch.Tensor) -> torch.Tensor:
+    """By transformers, of the same sentences."""
+    assert isinstance(made.model, CLIP)
+    sentences = made.model.sentences(made.model.template)
+    assert made.model.tokenizer is not None
+    ids = sentences.ids.clone()
+    for row, end in zip(ids, sentences.end, strict=True):
+        row[end:] = made.model.tokenizer.end
+    with torch.no_grad():
+        found: torch.Tensor = clip(input_ids=ids, pixel_values=x).logits_per_image
+    return found
+
+
+def test_the_files_hold_what_was_trained(tmp_path: Path) -> None:
+    """Added to the weights of transformers' own CLIP by hand, they give the same logits."""
+    transformers = pytest.importorskip("transformers")
+    made = predictor(rank=2, alpha=6, projections=("q", "v"))
+    tensors = load_file(peft.write(made, tmp_path))
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    clip = transformers.CLIPModel.from_pretrained(config["base_model_name_or_path"], dtype=torch.float32).eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    before = logits(clip, made, x)
+    modules = dict(clip.named_modules())
+    for name in config["target_modules"]:
+        a, b = (tensors.pop(f"base_model.model.{name}.lora_{m}.weight") for m in "AB")
+        modules[name].weight.data += config["lora_alpha"] / config["r"] * b @ a
+    assert not tensors
+    torch.testing.assert_close(logits(clip, made, x), expected(made, x), rtol=1e-4, atol=1e-3)
+    assert not torch.allclose(before, expected(made, x), atol=0.1)
+
+
+def test_peft_loads_them_on_the_same_backbone(tmp_path: Path) -> None:
+    library = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    made = predictor(rank=2, tower="image")
+    peft.write(made, tmp_path)
+    base = json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
+    frozen = transformers.CLIPModel.from_pretrained(base, dtype=torch.float32)
+    clip = library.PeftModel.from_pretrained(frozen, tmp_path).eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(logits(clip, made, x), expected(made, x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "backbone"), [("fedit", "vit-mini"), ("promptfl", "clip-mini")])
+def test_what_has_no_form_in_peft_is_refused(name: str, backbone: str, tmp_path: Path) -> None:
+    message = (
+        rf'^export --peft: "{name}" on backbone "{backbone}" has no form in PEFT \(allowed: LoRA on a whole CLIP\)$'
+    )
+    with pytest.raises(UserError, match=message):
+        peft.write(predictor(name, backbone), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_exported(tmp_path: Path) -> None:
+    result = promptfed.run(
+        method={"name": "flexlora", "epochs": 1, "rank": 3, "ranks": (1, 3), "alpha": 6, "tower": "text"},
+        dataset={"name": "shapes", "limit": 32},
+        partition={"name": "iid", "clients": 2},
+        backbone="clip-mini",
+        rounds=1,
+        engine={"workers": 1},
+        out=tmp_path / "run",
+    )
+    file = promptfed.export(result.folder, client=0, peft=True)
+    assert file == result.folder / "exports" / "client-0-peft" / "adapter_model.safetensors"
+    assert {min(p.shape) for p in load_file(file).values()} == {1}
+    config = json.loads((file.parent / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (1, 2.0)
