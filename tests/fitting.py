@@ -12,11 +12,11 @@ SMALL = {
     "fedotp": {"context": 3, "iterations": 5},
     "plot": {"context": 3, "prompts": 2, "iterations": 5},
     "fedpgp": {"context": 3, "rank": 2},
-    "promptsrc": {"context": 2, "depth": 2},
+    "promptsrc": {"context": 2, "depth": 2, "epochs": 1, "batch_size": 8},
     "pfedprompt": {"context": 3, "shots": 2},
     "pfedmoap": {"context": 3, "experts": 2, "gate_width": 8},
     "dp-fpl": {"context": 3, "rank": 2},
-    "fedmgp": {"context": 2, "tokens": 2, "groups": 3},
+    "fedmgp": {"context": 2, "tokens": 2, "groups": 2, "selected": 1, "epochs": 1, "batch_size": 8},
     "fedpha": {"context": 3, "lengths": (2, 4)},
     **{name: {"rank": 2, "epochs": 1, "batch_size": 16} for name in ("fedit", "ffa-lora")},
     "fedsa-lora": {"rank": 2, "epochs": 1, "batch_size": 8},  # A does not move in the first step, where B is zero

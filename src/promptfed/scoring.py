@@ -91,6 +91,7 @@ def _tally(each: Iterable[tuple[Tensor, Tensor]], classes: int) -> Score:
     confusion = torch.zeros(classes, classes, dtype=torch.int64)  # label, prediction
     loss = 0.0
     for logits, y in each:
+        logits = logits.float()
         loss += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
         cells = y * classes + logits.argmax(1)
         confusion += torch.bincount(cells, minlength=classes**2).reshape(classes, classes).cpu()

@@ -20,6 +20,7 @@ from torch.func import vmap
 from . import Batch, Context, Method, Model, Optimizer, Params, Phase
 from . import params as P
 from .phases import Normal
+from .precision import full, loss_scale
 from .seeding import rng
 
 CHUNK = 128  # samples per forward pass where no gradient is needed
@@ -221,22 +222,25 @@ class LocalPhase:
         sizes = [0 if index is None else len(index) for index in indices]
         active = [index is not None for index in indices]
         trained = self.state.trained
-        batch = self._batch(indices, torch.from_numpy(noise).to(self.samples.y.device), views)
+        device = self.samples.y.device
+        batch, scale = self._batch(indices, _upload(noise, device), views), loss_scale(device)
         found: list[tuple[Tensor, Params]] = []  # by the first gradient of the step
 
         def grad(at: Params) -> Params:
             value, stats = self.loss(self.state._replace(trained=at), batch)
-            gradients = torch.autograd.grad(value.sum(), list(at.values()), allow_unused=True)
+            with full(value.device):
+                gradients = torch.autograd.grad(scale * value.sum(), list(at.values()), allow_unused=True)
             if not found:
                 found.append((value.detach(), stats))
             return {
-                name: g if g is not None else torch.zeros_like(at[name]) for name, g in zip(at, gradients, strict=True)
+                name: torch.zeros_like(at[name]) if g is None else g if scale == 1 else g / scale
+                for name, g in zip(at, gradients, strict=True)
             }
 
         direction = grad(trained) if self.phase.plain else self.method.step(grad, trained, self.phase, self.normal)
         value, stats = found[0]
         self.drawn += sizes
-        self.loss_sums += value * torch.tensor(sizes, device=value.device, dtype=torch.float32)
+        self.loss_sums += value * _upload(np.array(sizes, np.float32), device)
         self._add(stats, active)
         self._descend(direction, active)
 
@@ -274,13 +278,13 @@ class LocalPhase:
         """The next batch of each client, padded to one length where they are stacked."""
         if len(indices) == 1:
             assert indices[0] is not None
-            one = self._take(torch.from_numpy(indices[0]), views[0])._replace(noise=noise[0])
+            one = self._take(indices[0], views[0])._replace(noise=noise[0])
             return one._replace(extra=self._varying(0, one)) if self.constants else one
         k, width = len(indices), max(len(index) for index in indices if index is not None)
         places = [None if i is None else i + offset for i, offset in zip(indices, self.offsets, strict=True)]
         weight = _padded([None if i is None else np.ones(len(i), np.float32) for i in indices], width)
         shown = _padded(views, width) if self.samples.views else None
-        batch = self._take(torch.from_numpy(_padded(places, width)), shown)
+        batch = self._take(_padded(places, width), shown)
 
         def fold(v: Tensor) -> Tensor:
             return v.reshape(k, width, *v.shape[1:])
@@ -288,7 +292,7 @@ class LocalPhase:
         stacked = Batch(
             fold(batch.x),
             fold(batch.y),
-            fold(torch.from_numpy(weight).to(noise.device)),
+            fold(_upload(weight, noise.device)),
             noise,
             {name: fold(v) for name, v in batch.extra.items()},
             {name: fold(v) for name, v in batch.frozen.items()},
@@ -301,14 +305,14 @@ class LocalPhase:
         )
         return stacked._replace(extra=P.stack([self._varying(i, one) for i, one in enumerate(each)]))
 
-    def _take(self, at: Tensor, views: np.ndarray | None) -> Batch:
-        samples, at = self.samples, at.to(self.samples.y.device)
+    def _take(self, places: np.ndarray, views: np.ndarray | None) -> Batch:
+        samples, at = self.samples, _upload(places, self.samples.y.device)
         if views is None:
             x, frozen = samples.images(at), _take(samples.frozen, at)
         else:
             assert samples.views is not None
             x, frozen = samples.views(samples, at, views)
-        return Batch(x, samples.y[at], None, torch.empty(0), _take(self.extra, at), frozen)
+        return Batch(x, samples.y[at], None, x.new_empty(0), _take(self.extra, at), frozen)
 
     @torch.no_grad()
     def _varying(self, client: int, batch: Batch) -> Params:
@@ -333,6 +337,12 @@ class LocalPhase:
             with torch.no_grad():
                 for p, old in zip(moving, before, strict=True):
                     p.copy_(torch.where(_rows(active, p), p, old))
+
+
+def _upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """On the device, without waiting until it has computed all that was asked of it before."""
+    here = torch.from_numpy(array)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def _padded(parts: Sequence[np.ndarray | None], width: int) -> np.ndarray:
@@ -404,7 +414,7 @@ def context(work: Work, model: Model, phase: Phase | None = None, stats: Params 
 
 def _rows(active: list[bool], like: Tensor) -> Tensor:
     """(K,) booleans, shaped to select rows of a stacked tensor."""
-    return torch.tensor(active, device=like.device).reshape(-1, *[1] * (like.ndim - 1))
+    return _upload(np.array(active), like.device).reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _optimizers(method: Method, phase: Phase, trained: Params) -> list[torch.optim.Optimizer]:

@@ -56,7 +56,7 @@ def test_the_command(finished, tmp_path):
     folder = shutil.copytree(finished("fedavg"), tmp_path / "run")
     done = CliRunner().invoke(app, [str(folder), "--images", "5"])
     assert done.exit_code == 0, done.output
-    assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"leakage"}
+    assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"leakage", "variation"}
     assert "attention left out: no prompt enters" in done.output
     for client in ("client-1", "1"):  # by name and by number
         where = ["--client", client, "--images", "5", "--out", str(tmp_path / "elsewhere")]

@@ -34,6 +34,10 @@ class OverFlower(Case):
         return FlowerClients(grid, expected(self), poll=0.001)
 
 
-@pytest.mark.parametrize("name", [*METHODS, *ALIASES])
+# FedMGP runs the image tower for every group.
+SLOW = {"fedmgp": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in (*METHODS, *ALIASES)])
 def test_every_method_holds_over_flower(name):
     check_method(name, over=OverFlower, **where(name), **SMALL.get(name, {}))

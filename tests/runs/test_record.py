@@ -116,7 +116,7 @@ def test_numbers_tell_of_how_many_clients_they_could_have_been() -> None:
     """Of those that have test data; newcomers apart, and a site that is away may have told nothing of itself."""
     tests = [3, 0, None, 5, 4]
     sites = [{"client": client, "n_test": n} for client, n in enumerate(tests)]
-    about = {"sites": sites, "config": {"join": {"clients": 1, "round": 0}}}
+    about = {"sites": sites, "newcomers": [4]}
     lines = [line(1, 0.1, 0.9, newcomers_aggregated=stage(0.2, 0.3)), line(2, 0.2, 0.1)]
     found = result(lines, about)["metrics"]
     assert {kind: m["of"] for kind, m in found["aggregated"].items()} == {

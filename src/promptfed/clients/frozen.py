@@ -25,6 +25,7 @@ from ..data import Dataset, cache
 from ..data.augment import FixedViews
 from ..models import Model
 from ..params import Params, digest, stack
+from ..precision import full
 from ..tuning import Tuning
 
 CHUNK = 128  # samples per forward pass
@@ -113,7 +114,7 @@ class FrozenValues:
             x = torch.from_numpy(np.array(self._dataset.images[part])).to(self._device).float()
         else:
             x = self._views(np.arange(*part.indices(len(self._views))))
-        with torch.no_grad():
+        with torch.no_grad(), full(self._device):  # whatever the precision, so that all runs share them
             return self._tuning.frozen(self._model, (x - mean) / std)
 
     def _key(self) -> str:

@@ -19,6 +19,7 @@ from ..method import Method
 from ..models import Model
 from ..params import Params
 from ..phases import Context, Holdings
+from ..precision import Precision, reduced
 from ..privacy import Privacy, check_stats, randomness
 from ..scoring import Pooled, evaluate
 from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
@@ -39,6 +40,7 @@ class Host:
     store: Store
     seed: int
     device: torch.device
+    precision: Precision = "fp32"  # of passes through the model
     block: int = 1  # clients that are trained together
     frozen_bytes: float = 8e9  # disk space for cached outputs of frozen layers
     augment: Augment | None = None  # how training images vary
@@ -59,6 +61,10 @@ class Host:
 
     def __call__(self, request: M.Request, blobs: list[bytes]) -> M.Answer:
         """One request for a block of clients. The only way in and out."""
+        with reduced(self.device, self.precision):
+            return self._answer(request, blobs)
+
+    def _answer(self, request: M.Request, blobs: list[bytes]) -> M.Answer:
         begun, task = perf_counter(), request.task
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])

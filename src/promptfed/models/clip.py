@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import Params, UserError
+from ..precision import full
 from ..seeding import torch_rng
 from .base import Model, normal
 from .resnet import ResNet
@@ -75,7 +76,7 @@ class CLIP(Model):
             features = features.tanh() if self.pooler == "tanh" else features
         if "body.image.proj" in weights:
             features = F.linear(features, weights["body.image.proj"])
-        return F.normalize(features, dim=-1)
+        return _unit(weights, features)
 
     def sentences(self, template: str = "{}.", context: int = 0, position: Position = "end") -> Sentences:
         """One for each class, with slots for `context` vectors (Tokenizer.sentences)."""
@@ -108,7 +109,7 @@ class CLIP(Model):
         long as the text tower is the model's own."""
 
         def compute() -> Tensor:
-            return F.normalize(self.text_tower.features(weights, sentences, context, deep), dim=-1)
+            return _unit(weights, self.text_tower.features(weights, sentences, context, deep))
 
         own = weights is self.weights or all(
             weights[name] is p for name, p in self.weights.items() if name.startswith("body.text.")
@@ -118,7 +119,8 @@ class CLIP(Model):
 
     def logits(self, weights: Params, image: Tensor, text: Tensor) -> Tensor:
         """(B, d), (C, d) -> (B, C)."""
-        return weights["body.scale"].exp() * image @ text.T
+        with full(image.device):  # the scale is about 100: rounded cosines would be too coarse
+            return weights["body.scale"].exp() * image @ text.T
 
     def classify(self, weights: Params, features: Tensor) -> Tensor:
         return self.logits(weights, features, self.zero_shot(weights))
@@ -132,6 +134,11 @@ class CLIP(Model):
         self._texts = TextCache()  # these were made on another device
         self._sentences = {}
         return self
+
+
+def _unit(weights: Params, features: Tensor) -> Tensor:
+    """Features (..., d) of length 1, in the precision of the weights."""
+    return F.normalize(features.to(weights["body.scale"].dtype), dim=-1)
 
 
 def image_vit(model: CLIP, classes: int, seed: int, name: str) -> ViT:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..params import Params, equal
+from ..precision import current
 from .text import Sentences
 
 _MOST = 16  # entries; a mixture or a set of contexts asks for several in turn
@@ -34,8 +35,7 @@ class TextCache:
         """compute(), unless its result for these prompts is known."""
         if not all(map(_constant, prompts.values())):
             return compute()
-        kind = sentences.ids.device.type
-        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        precision = current(sentences.ids.device)
         for known in self.entries:
             if known.sentences is sentences and known.precision is precision and equal(known.prompts, prompts):
                 return known.text

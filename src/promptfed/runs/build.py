@@ -260,6 +260,7 @@ def make_host(parts: Parts, store: Store, kind: Callable[..., Host] = Host) -> H
         store=store,
         seed=config.seed,
         device=parts.device,
+        precision=config.engine.precision,
         block=config.engine.block,
         frozen_bytes=config.engine.frozen_gb * 1e9,
         augment=augment.configured(config.dataset),

@@ -19,6 +19,7 @@ from .. import methods
 from ..data import PARTITIONS, DatasetConfig, Partition
 from ..errors import Unsuited, UserError, nearest, one_sentence, unknown
 from ..method import Method
+from ..precision import Precision
 from ..privacy import Privacy, check
 from . import protocols
 
@@ -116,6 +117,9 @@ class Engine(_Section):
 
     name: Literal["local", "flower"] = Field("local", description="where the clients run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    precision: Precision = Field(
+        "fp32", description="of matrix products in passes through the model; what is trained stays in fp32"
+    )
     workers: int = Field(0, ge=0, description="processes; 0: one per core on a CPU, one on an accelerator")
     block: int = Field(1, ge=1, description="clients trained as one stacked computation (for accelerators)")
     frozen_gb: float = Field(8.0, ge=0, description="disk space in GB for cached outputs of frozen layers")

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import Batch, Context, Model, Params, UserError
 from ..models import ViT
 from ..models.base import normal
+from ..precision import full
 from ..seeding import torch_rng
 from ..tuning import as_clip
 from .text import TextContext
@@ -58,7 +59,8 @@ class OverPatches(TextContext):
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
         patches = features.reshape(len(features), -1, as_clip(model).embedding)  # (B, V, d)
         text = torch.stack([self.text_of(model, p) for p in self.contexts(params)])  # (N, classes, d)
-        similarity = torch.einsum("bvd,ncd->bcvn", patches, text)
+        with full(text.device):
+            similarity = torch.einsum("bvd,ncd->bcvn", patches, text)
         with torch.no_grad():
             plan = transport(
                 1 - similarity.detach(), self.regularisation, self.iterations, self.mass(), partial=self.partial
