@@ -154,7 +154,8 @@ STEPS = [
 @pytest.mark.parametrize(("name", "settings", "backbone"), STEPS)
 def test_a_step_stays_on_its_device(name: str, settings: dict[str, Any], backbone: str, clients: int) -> None:
     method, model, block = block_of(name, settings, backbone, clients)
-    phase = LocalPhase(method, model, block, [Trained(work.params) for work in block], method.schedule(1)[0])
+    before, normal = [Trained(work.params) for work in block], partial(torch.zeros, device="meta")
+    phase = LocalPhase(method, model, block, before, method.schedule(1)[0], normal)
     on_meta(phase, method, model)
     indices = [np.arange(4), None][:clients]
     noise = np.zeros((clients, 2), np.float32)

@@ -121,7 +121,7 @@ def _ended(method: Method, model: Model, work: Work, client: Trained, phase: Pha
 def normals(generators: Sequence[np.random.Generator], device: torch.device, *shape: int) -> Tensor:
     """Standard normal numbers of each client of a block, (K, *shape), or (*shape) of one client."""
     drawn = [g.standard_normal(shape, np.float32) for g in generators]
-    return torch.from_numpy(np.stack(drawn) if len(drawn) > 1 else drawn[0]).to(device)
+    return _upload(np.stack(drawn) if len(drawn) > 1 else drawn[0], device)
 
 
 def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray]:

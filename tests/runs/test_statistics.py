@@ -105,3 +105,18 @@ def test_models_for_all_clients_are_compared_on_all_clients_test_data() -> None:
     personal = difference([ours], [result([0.5, 0.5], n=n)])
     assert personal
     assert (personal.column, personal.mean) == ("local", pytest.approx(0.2))
+
+
+def test_a_shared_model_and_own_ones_on_all_clients_data() -> None:
+    """The shared model has one accuracy there, .5; own models have one each."""
+    shared = [result([0.9, 0.1], seed, own=False, n=(30, 10)) for seed in (0, 1)]
+    own = [result([0.8, 0.8], seed, n=(30, 10)) for seed in (0, 1)]
+    for runs in own:
+        for row, accuracy in zip(runs["clients"]["aggregated"], (0.3, 0.4), strict=True):
+            row["global_accuracy"] = accuracy
+    found = difference(shared, own, "global")
+    assert found
+    assert (found.mean, found.column) == (pytest.approx(0.5 - 0.35), "global")
+    main = difference(shared, own)
+    assert main
+    assert (main.mean, main.column) == (pytest.approx(0.5 - 0.8), "local")

@@ -17,13 +17,13 @@ from .common import Out, Words, console, interruptible, names, numbers, split
 
 if TYPE_CHECKING:
     from .. import privacy
-    from ..runs import api, build, comparison, display, dryrun, progress, record, tables
+    from ..runs import api, build, claims, comparison, display, dryrun, progress, record, tables
     from ..search import tune as searching
 else:
     searching = lazy.Module("search.tune")
     api, build, comparison, dryrun = map(lazy.Module, ("runs.api", "runs.build", "runs.comparison", "runs.dryrun"))
     privacy, progress, record = map(lazy.Module, ("privacy", "runs.progress", "runs.record"))
-    display, tables = map(lazy.Module, ("runs.display", "runs.tables"))
+    claims, display, tables = map(lazy.Module, ("runs.claims", "runs.display", "runs.tables"))
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
 DryRun = Annotated[
@@ -104,10 +104,16 @@ def compare(
     with interruptible(again), display.bars(console):
         outcome = comparison.execute(plan, partial(comparison.live, console, len(jobs)))
     if outcome.table:
-        from ..report import draw_comparison  # slow to import, and not every command draws
+        from ..report import draw_claims, draw_comparison  # slow to import, and not every command draws
 
-        console.print(tables.comparison(outcome.table))
-        pictures = ", ".join(picture.name for picture in draw_comparison(plan.folder, outcome.results, plan.layout))
+        drawn = draw_comparison(plan.folder, outcome.results, plan.layout)
+        if verdicts := claims.judge(plan.claims, outcome.results, plan.layout):
+            claims.save(verdicts, plan.folder / "claims.json")
+            console.print(claims.show(verdicts))
+            drawn = [draw_claims(verdicts, plan.folder / "claims.png"), *drawn]
+        else:
+            console.print(tables.comparison(outcome.table))
+        pictures = ", ".join(picture.name for picture in drawn)
         console.print(f"tables and pictures in {plan.folder}: {pictures}", soft_wrap=True)
     comparison.complain(outcome)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from ..data import Federation
 from ..errors import Unsuited, UserError, unknown
 from ..method import Method
-from . import api, build, cells, dryrun, record, sheets, tables
+from . import api, build, cells, claims, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, small
 from .display import bars
@@ -199,6 +199,7 @@ class ComparisonPlan:
     federation: Federation | None = None  # of all runs, in place of one that is loaded and split
     against: str = ""  # the row that the others are compared with
     asked: Asked = field(default_factory=Asked)
+    claims: Sequence[claims.Claim] = ()  # of papers, to be judged
 
     @property
     def layout(self) -> tables.Places:
@@ -241,8 +242,8 @@ def prepare(
     if not chosen:
         raise UserError(f'--only = "{only}" must be part of the label of a row')
     _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
-    tuned, asked = budget(spec, found), wanted(spec, found)
-    return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked)
+    tuned, asked, told = budget(spec, found), wanted(spec, found), claims.read(spec)
+    return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
 
 
 def _check_against(against: str, names: Iterable[str]) -> None:

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 from .. import methods as M
 from .. import models
 from ..data import load
-from ..errors import Unsuited, UserError, nearest
+from ..errors import Unsuited, UserError, nearest, unknown
 from ..method import Method
 from . import config as C
 from . import protocols
 from .api import class_name, method_settings, shrunk
 
 Table = dict[str, Any]
+
+# Keys of a row or column that are not settings of its runs.
+BESIDE = ("label", "seeds", "mini", "columns", "claim", "ours", "by")
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,14 @@ def rows(
     over = {key: value for key, value in (mini or {}).items() if key != "seeds"}
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
     columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
+    _check_columns(spec, {column.label for column in columns})
     others = [method for method in methods if isinstance(method, str) and method != "centralised"]
     named = [_of_method(M.pooled(others) if method == "centralised" else method) for method in methods]
     found = []
     for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
         for column in columns:
+            if row.columns and column.label not in row.columns:
+                continue
             if mini is not None and (row.mini is None or column.mini is None):
                 continue
             own = default if mini is not None or row.seeds is None else _seeds(seeds or row.seeds)
@@ -81,6 +87,13 @@ def rows(
     if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
         raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
     return found
+
+
+def _check_columns(spec: Mapping[str, Any], known: set[str]) -> None:
+    for table in spec.get("rows", ()):
+        for name in _part(table, "rows").columns:
+            if name not in known:
+                raise unknown("compare.rows: columns", name, known)
 
 
 def _tuned(spec: Mapping[str, Any], mini: bool) -> Mapping[str, Table]:
@@ -113,6 +126,7 @@ class _Part(NamedTuple):
     settings: Table
     mini: Table | None  # None: not at the small scale
     seeds: Any
+    columns: tuple[str, ...] = ()  # of a row: those that it is in; empty: all
 
 
 def _of_method(method: str | type[Method]) -> _Part:
@@ -122,14 +136,27 @@ def _of_method(method: str | type[Method]) -> _Part:
 
 
 def _part(table: Mapping[str, Any], kind: str) -> _Part:
-    settings = C.undot((key, value) for key, value in table.items() if key not in ("label", "seeds", "mini"))
+    settings = C.undot((key, value) for key, value in table.items() if key not in BESIDE)
     label = table.get("label") or (settings.get("method", {}).get("name") if kind == "rows" else None)
     if not label:
         raise UserError(f"compare.{kind}: each needs a label" + " or the name of a method" * (kind == "rows"))
     mini = table.get("mini", {})
     if not isinstance(mini, Mapping) and mini is not False:
         raise UserError(f'compare.{kind}: mini = {mini!r} of "{label}" must be a table of settings, or false')
-    return _Part(label, settings, C.undot(mini.items()) if mini is not False else None, table.get("seeds"))
+    return _Part(
+        label,
+        settings,
+        C.undot(mini.items()) if mini is not False else None,
+        table.get("seeds"),
+        _columns(table, label),
+    )
+
+
+def _columns(table: Mapping[str, Any], label: str) -> tuple[str, ...]:
+    names = table.get("columns", [])
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise UserError(f'compare.rows: columns = {names!r} of "{label}" must be a list of labels of columns')
+    return tuple(names)
 
 
 def _seeds(values: Any) -> tuple[int, ...]:

@@ -51,18 +51,20 @@ def main_column(*rows: Sequence[Numbers]) -> Column:
     return "global" if all(one_model(numbers) for runs in rows for numbers in runs) else "local"
 
 
-def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers]) -> Difference | None:
-    """Between two rows, paired by seed and client, in their main column. None if they share no seed, if their clients
-    hold different test data, or if there is one seed and one client."""
-    a, b = ({numbers["seed"]: _scores(numbers) for numbers in runs} for runs in (ours, theirs))
+def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Column | None = None) -> Difference | None:
+    """Between two rows, paired by seed and client, in their main column unless another is asked for. None if they share
+    no seed, if their clients hold different test data, or if there is one seed and one client."""
+    main = main_column(ours, theirs)
+    column = column or main
+    apart = column == "global" and main == "local"  # each client's own model, on all clients' test data
+    a, b = ({numbers["seed"]: _scores(numbers, apart) for numbers in runs} for runs in (ours, theirs))
     pairs = [(a[seed], b[seed]) for seed in a if seed in b]
     clients = sorted(set.intersection(*({*x} & {*y} for x, y in pairs))) if pairs else []
     sizes = [[(x[c][0], y[c][0]) for c in clients] for x, y in pairs]
     if not clients or any(n != m for row in sizes for n, m in row):
         return None
     values = np.array([[x[c][1] - y[c][1] for c in clients] for x, y in pairs])
-    column = main_column(ours, theirs)
-    weights = np.array(sizes)[..., 0].mean(0) if column == "global" else np.ones(len(clients))
+    weights = np.array(sizes)[..., 0].mean(0) if column == main == "global" else np.ones(len(clients))
     return interval(values, weights, column)
 
 
@@ -94,7 +96,10 @@ def interval(values: np.ndarray, weights: np.ndarray, column: Column = "local") 
     return Difference(mean, low, high, seeds, clients, column)
 
 
-def _scores(numbers: Numbers) -> dict[int, tuple[int, float]]:
-    """Client -> its test samples and accuracy, as the server sends the model in the last evaluated round."""
+def _scores(numbers: Numbers, apart: bool) -> dict[int, tuple[int, float]]:
+    """Client -> its test samples and accuracy, as the server sends the model in the last evaluated round. `apart`: on
+    all clients' test data, where a model that all clients share has one accuracy for all."""
     rows = numbers.get("clients", {}).get("aggregated", ())
-    return {row["client"]: (row["n_test"], row["accuracy"]) for row in rows if row["accuracy"] is not None}
+    whole = numbers["metrics"]["aggregated"]["last"]["global"]
+    scores = ((row, row.get("global_accuracy", whole) if apart else row["accuracy"]) for row in rows)
+    return {row["client"]: (row["n_test"], score) for row, score in scores if score is not None}

@@ -21,6 +21,7 @@ from .. import files
 from ..errors import UserError
 from ..runs import api, comparison, record
 from ..runs import config as C
+from ..runs.rows import BESIDE
 from ..runs.rows import Job as Planned
 from . import space as S
 from . import study, workers
@@ -313,14 +314,14 @@ def tuned_file(plan: TunePlan, chosen: Mapping[str, Trial]) -> C.Table:
 
     def part(table: Mapping[str, Any], over: Mapping[str, Any]) -> C.Table:
         """A row or a column, with its settings under the given ones."""
-        kept = {key: table[key] for key in ("label", "seeds", "mini") if key in table}
+        kept = {key: table[key] for key in BESIDE if key in table}
         if isinstance(kept.get("mini"), Mapping):
             kept["mini"] = scaled(kept["mini"])
         if source.seeds:
             kept.pop("seeds", None)
         return {
             **kept,
-            **C.merge(C.undot((k, v) for k, v in table.items() if k not in ("label", "seeds", "mini")), over),
+            **C.merge(C.undot((k, v) for k, v in table.items() if k not in BESIDE), over),
         }
 
     rows = [{"method": {"name": name}} for name in source.methods] or spec.get("rows", [])
