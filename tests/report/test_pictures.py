@@ -306,6 +306,14 @@ def test_curves_are_means_over_seeds(results: dict[str, list[Result]]) -> None:
     assert {row["label"] for row in rows(chart) if "s" in row} == {"FedAvg"}  # a band where there are several seeds
 
 
+def test_a_reference_that_is_evaluated_once_is_a_level(results: dict[str, list[Result]], make: Make) -> None:
+    once = make("once", [line(1, [0, 1, 2], aggregated=stage([0.4, 0.5, 0.6], 0.5))], method="zero-shot")
+    chart, measures = charts.curves(data({**results, "zero-shot": [once]}))
+    at = list(measures).index("local")
+    level = [(row["round"], row["v"][at]) for row in rows(chart) if row["label"] == "zero-shot"]
+    assert level == [(1, pytest.approx(50)), (4, pytest.approx(50))]
+
+
 def test_communication_counts_both_ways_and_all_clients(results: dict[str, list[Result]]) -> None:
     chart = charts.communication(data(results))
     sent = {label: [row["mb"] for row in rows(chart) if row["label"] == label] for label in results}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import altair as alt
@@ -54,6 +55,7 @@ def curves(found: ReportData) -> tuple[style.Chart | None, list[str]]:
                 rows[-1]["s"] = [_number(one[at][1]) if at in one else None for one in table]
     if not rows:
         return None, []
+    rows += _levels(rows, {group.label for group in found.groups if group.family == "reference"})
     if "loss" in known and all(len(entry.run.scored) < 2 < len(entry.run.lines) for entry in found.entries):
         known = ["loss", *known[:-1]]  # nothing but the loss makes a line
     first = names.index(known[0])
@@ -75,6 +77,17 @@ def curves(found: ReportData) -> tuple[style.Chart | None, list[str]]:
     layers = _lines(base, x, looks, ["round:Q"], single, _size(len(rows) / len(tables)))
     shown = alt.param("shown", value=list(looks))
     return alt.layer(*layers).add_params(shown, alt.param("measure", value=first)), known
+
+
+def _levels(rows: Sequence[Mapping[str, Any]], references: Set[str]) -> list[dict[str, Any]]:
+    """A reference that is evaluated once is a level to measure the others by: its value again, after the last round."""
+    last = max(row["round"] for row in rows)
+    times = Counter(row["label"] for row in rows)
+    return [
+        {**row, "round": last}
+        for row in rows
+        if row["label"] in references and times[row["label"]] == 1 and row["round"] < last
+    ]
 
 
 def communication(found: ReportData) -> style.Chart | None:
