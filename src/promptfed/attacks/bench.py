@@ -86,9 +86,8 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
     defences = list(found[NONE])
     lines = [f"| attack | {' | '.join(defences)} |", "|---" * (len(defences) + 1) + "|"]
     for attack, by in found.items():
-        cells = [
-            f"{100 * by[d]:.1f}" + (f" ({100 * (by[d] - found[NONE][d]):+.1f})" if attack != NONE else "") for d in by
-        ]
+        lost = {d: f" ({100 * (by[d] - found[NONE][d]):+.1f})" if attack != NONE else "" for d in by}
+        cells = [f"{100 * by[d]:.1f}{lost[d]}" for d in by]
         lines.append(f"| {attack} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
