@@ -73,6 +73,6 @@ def _flat(change: Change) -> torch.Tensor:
 
 def _moved(change: Change, move: torch.Tensor) -> Params:
     """Where the client began, and this change from there."""
-    parts = move.split([p.numel() for p in change.still.values()])
+    parts = torch.split_with_sizes(move, [p.numel() for p in change.still.values()])
     still = change.still.items()
     return {name: (p.double() + part.view(p.shape)).to(p.dtype) for (name, p), part in zip(still, parts, strict=True)}

@@ -27,7 +27,8 @@ def scaled(changes: Tensor, malicious: Tensor, random: torch.Generator) -> Tenso
 def gaussian(changes: Tensor, malicious: Tensor, random: torch.Generator) -> Tensor:
     """Noise, a hundred times as long as an honest change."""
     noise = torch.randn(changes[malicious].shape, generator=random, dtype=changes.dtype)
-    return noise / noise.norm(dim=1, keepdim=True) * 100 * changes[~malicious].norm(dim=1).median()
+    length: Tensor = 100 * changes[~malicious].norm(dim=1).median()
+    return length * torch.nn.functional.normalize(noise, dim=1)
 
 
 def alie(changes: Tensor, malicious: Tensor, random: torch.Generator) -> Tensor:
