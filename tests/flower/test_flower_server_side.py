@@ -321,7 +321,8 @@ def test_another_file_than_the_agreement_is_one_sentence(made, tmp_path):
 
 def test_what_can_be_set_at_a_site_is_in_its_file(made, tmp_path):
     made()
-    assert set(C.read(tmp_path / "site" / "site.toml")) == {"client", "data", "device", "threads", "runs_gb"}
+    changeable = {"device", "threads", "runs_gb", "modules", "fetch"}
+    assert set(C.read(tmp_path / "site" / "site.toml")) == {"client", "data", *changeable}
 
 
 # ---- sentences
