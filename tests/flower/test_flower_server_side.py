@@ -144,6 +144,7 @@ def test_all_addresses_are_taken_where_ipv6_is_asked_for():
 @pytest.mark.parametrize("words", [(), ("--insecure",), ("--host", "0.0.0.0")])
 def test_a_port_that_is_taken_is_one_sentence(server, words):
     certificates.make_authority(server / "tls", ["127.0.0.1"])
+    consortium.make_key(server)
     port = int(read_agreed(server)[1].address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         why = refused(server, *words)

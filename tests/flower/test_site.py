@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from promptfed import UserError
-from promptfed.clients.messages import Enroll, Evaluate, Recipient, Request, Second, Train
+from promptfed.clients.messages import Evaluate, Recipient, Request, Second, Train
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack
 from promptfed.flower.site import Ledger, SiteFolder
@@ -151,7 +151,6 @@ def test_a_site_answers_what_was_agreed_on_and_once(agreed):
         "after round 2 and local training is refused: eval.after_local": score.model_copy(update={"after_local": True}),
         "after round 1 is refused: eval.every = 2": score.model_copy(update={"as_of": 2}),
         "after round 2 is refused: eval.pooled": score.model_copy(update={"pooled": True}),
-        "enrolment is refused": Enroll(),
         "the second message in round 1 is refused": Second(round=1),
     }
     for why, task in refused.items():

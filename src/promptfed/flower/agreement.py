@@ -77,7 +77,7 @@ class Agreement:
         """Why the plan has no such task; empty if it has."""
         plan, kind = self.plan(), type(self.method)
         if isinstance(task, Enroll):
-            return "" if self.method.enrolls else "the agreed method asks nothing of the kind"
+            return ""
         round = task.as_of - 1 if isinstance(task, Evaluate) else task.round
         if not 1 <= round <= plan.rounds:
             return f"rounds = {plan.rounds} in consortium.toml"
@@ -100,13 +100,14 @@ class Agreement:
         if not isinstance(task, Train | Evaluate):
             return ""
         # A common model may replace private parameters, for its own scores.
-        replaced = set(self.common or ()) if _scores_received(task) else set()
-        private = [name for name in self.method.kept(self.init) if name in down and name not in replaced]
+        common = (self.common or {}) if _scores_received(task) else {}
+        private = [name for name in self.method.kept(self.init) if name in down and name not in common]
         if private:
             return f"it holds {private[0]}, which is private to the site"
         if type(self.method).uploads is not Method.uploads:  # clients' shapes differ
             return ""
-        other = [name for name, p in self.init.items() if name in down and down[name].shape != p.shape]
+        shapes = {name: {p.shape, common.get(name, p).shape} for name, p in self.init.items() if name in down}
+        other = [name for name, agreed in shapes.items() if down[name].shape not in agreed]
         return f"{other[0]} has another shape than agreed" if other else ""
 
     def _most(self, task: Task) -> int:
