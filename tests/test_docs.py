@@ -113,7 +113,7 @@ def test_configurations_that_are_shown_are_valid(name, tmp_path):
         assert C.make(without_compare(table))
         if "compare" in table:
             assert plan([without_compare(table)], rows(table["compare"]), tmp_path)
-            assert plan([without_compare(table)], rows(table["compare"], mini=table["mini"]), tmp_path)
+            assert plan([without_compare(table)], rows(table["compare"], mini=table.get("mini")), tmp_path)
 
 
 def test_counts_in_the_readme_are_true():

@@ -31,6 +31,7 @@ COVERED = {
     *("tpfl", "atpfl", "pfedpg", "pfedpt", "pfedpt-tokens", "head-tune", "fedvpt", "fedvpt-d", "promptfl"),
     *("kgcoop", "prograd", "promptfolio", "fedpgp", "cocoop", "fedclip", "plot", "fedotp", "fedtpg"),
     *("promptsrc", "pfedprompt", "pfedmoap", "dp-fpl", "fedmgp", "fedpha"),
+    *("fedit", "ffa-lora", "fedsa-lora", "flexlora"),
 }
 SMALL = {
     "dataset": {"name": "digits", "limit": 60, "size": 16},

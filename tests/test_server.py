@@ -4,13 +4,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from promptfed.aggregation import Aggregation
 from promptfed.clients.base import Clients, Take
 from promptfed.errors import UserError
 from promptfed.intake import Intake
@@ -195,6 +196,13 @@ def test_screen_tells_what_can_be_used_from_what_cannot() -> None:
     ]
 
 
+def test_a_client_cannot_choose_its_own_weight() -> None:
+    used, left_out = screened([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 1 << 53)], [1, 2], w(0.0))
+    assert [update.client for update in used] == [1]
+    why = "it says it has 9007199254740992 training samples, and was introduced with 5"
+    assert left_out == [{"client": 2, "why": why}]
+
+
 def test_an_answer_nobody_asked_for_is_not_used() -> None:
     used, left_out = screened([Update(1, {}, w(1.0), 5), Update(2, {}, w(1.0), 5)], [1], w(0.0))
     assert [update.client for update in used] == [1]
@@ -232,7 +240,7 @@ class Forgetful(FedAvg):
 )
 def test_what_a_hook_returns_is_looked_at(hook: str, says: str) -> None:
     with pytest.raises(UserError, match=rf"^Forgetful\.{hook}\(\) must return a dict of tensors{says}$"):
-        go(Fake({1: 5}), method=Forgetful(hook=hook))
+        go(Fake({1: 1}), method=Forgetful(hook=hook))
 
 
 def test_rounds_average_by_samples_and_go_on_from_the_average() -> None:
@@ -301,6 +309,28 @@ def test_a_round_without_a_good_update_changes_nothing_and_the_run_goes_on() -> 
     bad = notes.lines[1]
     assert (bad["train_loss"], bad["passes"], bad["bytes"]["clients"], bad["bytes"]["up"]) == (None, 0, 0, 0)
     assert [who["client"] for who in bad["left_out"]] == [1, 3]
+
+
+def huge(client: int, sent: Params, round: int) -> Update:
+    return replace(plus(client, sent, round), up=w(3e38, -3e38)) if client == 2 else plus(client, sent, round)
+
+
+def test_one_huge_finite_update_does_not_end_learning_where_norms_are_bounded() -> None:
+    clients = Fake({client: client for client in range(1, 6)}, huge)
+    notes = go(clients, rounds=2, aggregation=Aggregation(name="norm-bound", bound=1.0))
+    assert notes.states[-1]["body.w"].abs().max() < 30
+    rows = notes.lines[0]["aggregation"]["clients"]
+    assert [row["client"] for row in rows if row["factor"] < 1] == [2, 5]  # the median norm is that of client 4
+    assert rows[0] == {"client": 1, "norm": pytest.approx(2**0.5), "factor": 1.0}
+
+
+def test_a_round_with_too_few_updates_for_its_rule_changes_nothing() -> None:
+    def three(client: int, sent: Params, round: int) -> Update | None:
+        return plus(client, sent, round) if client < 3 else None
+
+    notes = go(Fake({1: 1, 2: 2, 3: 3}, three), aggregation=Aggregation(name="krum", malicious=0.0))
+    assert notes.states[0]["body.w"].tolist() == [0.0, 8.0]
+    assert notes.lines[0]["left_out"][1] == {"client": 1, "why": "2 updates are too few for krum"}
 
 
 def test_the_order_of_updates_does_not_matter() -> None:

@@ -26,18 +26,21 @@ _MAP = 1 << 40  # an address range, not a size on disk
 
 
 class Intake:
-    """Of one round. `asked`: the clients that are asked to train, and their numbers of samples."""
+    """Of one round. `asked`: the clients that are asked to train, and their numbers of samples. `listed`: updates are
+    held although the method needs only their mean."""
 
-    def __init__(self, method: Method, state: State, shared: Params, asked: Mapping[int, int]) -> None:
-        self._method, self._state, self._shared = method, state, shared
-        self._mean = P.Mean(sum(asked.values())) if method.streams else None
+    def __init__(
+        self, method: Method, state: State, shared: Params, asked: Mapping[int, int], listed: bool = False
+    ) -> None:
+        self._method, self._state, self._shared, self._asked = method, state, shared, asked
+        self._mean = P.Mean(sum(asked.values())) if method.streams and not listed else None
         self._next = sorted(asked, reverse=True)  # clients whose turn is still to come, the next one last
         self._waiting: dict[int, Update] = {}  # have come before their turn
         self._spool = Spool()
 
     def take(self, update: Update) -> Update:
         """What is kept of an update: it has an error if it must not be used, and no tensors if they are not needed."""
-        why = fault(update, self._method.uploads(self._shared, update.client))
+        why = fault(update, self._method.uploads(self._shared, update.client), self._asked.get(update.client, 0))
         why = why or self._method.unusable(self._state, update)
         kept = replace(update, up={}, stats={}, error=why)
         if self._mean is None:
@@ -103,8 +106,9 @@ class Spool:
         return torch.frombuffer(self._map, dtype=p.dtype, count=p.numel(), offset=start).reshape(p.shape)
 
 
-def fault(update: Update, expected: Params) -> str:
-    """Why an update must not be used, whose parameters should have these names and shapes; empty if it may."""
+def fault(update: Update, expected: Params, n: int) -> str:
+    """Why an update must not be used, whose parameters should have these names and shapes, and whose client was
+    introduced with n samples; empty if it may."""
     if update.error:
         return update.error
     if {name: p.shape for name, p in update.up.items()} != {name: p.shape for name, p in expected.items()}:
@@ -114,4 +118,6 @@ def fault(update: Update, expected: Params) -> str:
     told = [update.loss * update.n if update.loss is not None else 0.0, *update.moved.values()]
     if not all(map(math.isfinite, told)) or not P.finite({**update.up, **update.stats}):
         return "non-finite update"
+    if update.n != n:  # it would choose its own weight
+        return f"it says it has {update.n} training samples, and was introduced with {n}"
     return ""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
@@ -61,6 +62,7 @@ class Method(BaseModel):
     private: ClassVar[tuple[str, ...]] = ()  # roles that stay with the client, besides the tuning's own "private"
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own
+    averages: ClassVar[bool] = True  # whether aggregate() averages updates; if not, rules cannot choose among them
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
     reference: ClassVar[bool] = False  # whether tables show it apart, to measure others by
     centralised: ClassVar[bool] = False  # whether all clients' training data are pooled
@@ -243,6 +245,11 @@ class Method(BaseModel):
         total = _added(P.under(state, SUMS), sums)
         made = {name: p.float() for name, p in self.tuning.constants(total).items()}
         return {**state, **P.nested(SUMS, total), **made}
+
+    def unmoved(self, init: Params, ctx: Context) -> Params:
+        """What a client would send had training changed nothing: by what it received alone."""
+        with torch.no_grad():
+            return self.upload(self.start(init, ctx.down, {}, {}), ctx)
 
     def remembered(self, params: Params) -> Params:
         return {name: p for name, p in params.items() if self.tuning.role(name) in self.memory}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from . import Method, Model, Params, State, Update, UserError, scoring
+from . import Method, Model, Params, State, Update, UserError, aggregation, scoring
 from . import params as P
+from .aggregation import Aggregation, Rule
 from .clients.base import Clients, Notice
 from .intake import Intake
 from .method import split_once
@@ -32,6 +33,7 @@ class Plan:
     pooled: Literal["every", "last", "never"] = "every"
     newcomers: tuple[int, ...] = ()  # clients that are not there from the start
     join_round: int = 0  # the first round they may take part in; 0: they never train, and are only served
+    aggregation: Aggregation = field(default_factory=Aggregation)
 
     def evaluates(self, round: int) -> bool:
         return round % self.eval_every == 0 or round == self.rounds
@@ -49,6 +51,10 @@ class Plan:
 class Recorder(Protocol):
     def restore(self) -> tuple[int, State] | None:
         """The last completed round and the server's state after it."""
+
+    def recorded(self) -> Sequence[Line]:
+        """The lines of completed rounds."""
+        return []
 
     def begin(self, round: int, clients: Sequence[int]) -> None: ...
 
@@ -69,11 +75,15 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
     else:
         done, state = 0, checked(method, "begin", method.begin(model, init, plan.seed))
         state = admit(method, state, clients, plan.train(clients.ids(), 0), 0)
+    rule = plan.aggregation.rule()
+    if rule:
+        aggregation.check_count(plan.aggregation, len(_chosen(clients.sizes(), plan, 1)))
+        rule.recall(recorder.recorded())
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()
         if round == plan.join_round:
             state = admit(method, state, clients, plan.newcomers, round)
-        state, line, trained = step(method, init, clients, plan, state, round, recorder.begin)
+        state, line, trained = step(method, init, clients, plan, state, round, recorder.begin, rule)
         line["seconds"] = {"train": time.perf_counter() - begun}
         if plan.evaluates(round):
             begun = time.perf_counter()
@@ -91,25 +101,32 @@ def step(
     state: State,
     round: int,
     begin: Callable[[int, Sequence[int]], None] = lambda round, chosen: None,
+    rule: Rule | None = None,
 ) -> tuple[State, Line, list[Scores]]:
     """One round -> the server's new state, what is recorded of the round, scores of locally trained models."""
     # 1. Choose clients.
     sizes = clients.sizes()
-    there = plan.train(clients.ids(), round)
-    chosen = sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
+    chosen = _chosen(sizes, plan, round)
     begin(round, chosen)
     # 2. Send each its part of the state; 3. it trains and answers.
     sent = outgoing(method, state, chosen)
     shared, score = method.shared(init), plan.evaluates(round) and plan.after_local != "none"
-    intake = Intake(method, state, shared, {client: sizes[client] for client in chosen})
+    intake = Intake(method, state, shared, {client: sizes[client] for client in chosen}, listed=rule is not None)
     updates, trained = clients.train(sent, round, score, intake.take)
     # 4. Leave out what cannot be used.
     used, left_out = screen(updates, chosen)
+    if rule and 0 < len(used) < rule.needed(len(used)):
+        left_out += [{"client": u.client, "why": f"{len(used)} updates are too few for {rule.name}"} for u in used]
+        used = []
     line = _line(round, chosen, used, left_out, sum(P.numel(method.uploads(shared, u.client)) for u in used))
     if not used:
         return state, line, trained
     # 5. Aggregate. If that is not finite although every update was, the round is as if nobody had answered.
-    made = checked(method, "aggregate", intake.aggregate(used))
+    if rule:
+        made, used, line["aggregation"] = aggregation.apply(rule, method, state, init, used, (plan.seed, round))
+    else:
+        made = intake.aggregate(used)
+    checked(method, "aggregate", made)
     if not P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
         line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
         return state, line, trained
@@ -190,6 +207,12 @@ def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> lis
     able = [client for client, n in sizes.items() if n]
     count = min(len(able), max(1, int(fraction * len(able) + 0.5)))
     return sorted(rng(seed, round, "sample").choice(able, count, replace=False).tolist())
+
+
+def _chosen(sizes: dict[int, int], plan: Plan, round: int) -> list[int]:
+    """The clients of a round, out of all."""
+    there = plan.train(list(sizes), round)
+    return sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
 
 
 def screen(updates: Sequence[Update], asked: Sequence[int]) -> tuple[list[Update], list[dict[str, Any]]]:

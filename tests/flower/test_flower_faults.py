@@ -100,6 +100,7 @@ def blobs(change):
     [
         (result(client=4), "it answers for client 4"),
         (result(loss=1e308), "non-finite update"),
+        (result(n=1 << 53, loss=0.0), "9007199254740992 training samples, and was introduced with "),
         (result(moved={"x": math.inf}), "non-finite"),
         (result(error="a\x1b[31m\nb"), "a?[31m b"),
         (blobs(lambda blob: []), "0 blobs in place of 1"),
@@ -211,6 +212,27 @@ def test_scores_of_other_classes_are_refused(tmp_path):
 
     case = case_of("fedavg", tmp_path)
     with looped(case, tmp_path / "clients", wrap=lambda host: Edited(host, edit)) as (clients, _):
+        found = evaluated(clients, dict.fromkeys(range(5), begun(case)))
+    assert [s.client for s in found] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scores: scores["test"]["tp"].__setitem__(0, scores["test"]["n"] + 1),
+        lambda scores: scores["test"].update(n=scores["test"]["n"] + 1),
+        lambda scores: scores["test"].update(loss=-1.0),
+        lambda scores: scores["val"]["fn"].__setitem__(0, scores["val"]["fn"][0] + 1),
+    ],
+)
+def test_scores_that_no_model_can_have_are_refused(change, tmp_path):
+    def edit(client, head):
+        if client == 0:
+            change(head["result"]["scores"])
+        return head
+
+    case = case_of("fedavg", tmp_path)
+    with rewritten(case, tmp_path / "clients", edit) as clients:
         found = evaluated(clients, dict.fromkeys(range(5), begun(case)))
     assert [s.client for s in found] == [1, 2, 3, 4]
 

@@ -346,3 +346,17 @@ def test_without_flower_the_commands_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "flwr", None)
     with pytest.raises(UserError, match=r'needs Flower: pip install "promptfed\[flower\]"'):
         flower_commands.check(None)
+
+
+def test_a_client_that_comes_back_with_another_size_is_refused(two):
+    parts, grid, _ = two
+    clients = FlowerClients(grid, expected(parts), poll=0.001)
+    clients.sizes()[1] = 5  # as it was introduced
+    del grid.nodes[next(node for node, client in grid.nodes.items() if client == 1)]
+    grid.nodes[random.Random(1).getrandbits(60)] = 1
+    state = parts.method.begin(parts.model, parts.init, 0)
+    for client in range(2):
+        state = parts.method.admit(state, client, {}, 0)
+    sent = {client: parts.method.down(state, client) for client in range(2)}
+    with pytest.warns(UserWarning, match="client 1 has 28 training samples, and was introduced with 5"):
+        assert [u.client for u in clients.train(sent, 1, score=False)[0]] == [0]

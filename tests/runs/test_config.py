@@ -3,6 +3,7 @@ import tomllib
 import pytest
 
 from promptfed import UserError, methods
+from promptfed.runs import api
 from promptfed.runs import config as C
 
 
@@ -56,13 +57,13 @@ def test_what_is_written_is_complete():
 
 
 def test_published_settings_of_pfedpt():
-    config = C.make(C.read("pfedpt"))
+    config = C.make(api.without_compare(C.read("pfedpt")))
     m = config.method.method
     assert (m.epochs, m.lr, m.batch_size, m.optimizer, m.momentum) == (5, 0.005, 16, "sgd", 0)
     t = m.tuning
     assert (t.prompt, t.prompt_size, t.prompt_epochs, t.prompt_lr, t.joint) == ("padding", 4, 5, 1.0, False)
     assert (config.rounds, config.fraction, config.partition.partition.clients) == (150, 0.2, 50)
-    code = C.make(C.read("pfedpt-code")).method.method
+    code = C.make(api.without_compare(C.read("pfedpt-code"))).method.method
     assert (code.lr, code.tuning.prompt_momentum, code.tuning.prompt_size) == (0.05, 0.5, 2)
 
 

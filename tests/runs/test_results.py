@@ -16,9 +16,11 @@ def test_a_run_shows_progress_and_a_short_result(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
     result = promptfed.run(**SETTINGS, out=tmp_path / "run")
     said = capsys.readouterr()
-    assert [line.split()[:3] for line in said.err.splitlines()] == [
-        ["fedavg", "round", "1/2"],
-        ["fedavg", "round", "2/2"],
+    assert [line.split()[1:4] for line in said.err.splitlines()] == [
+        ["decoding", "digits:", "0"],
+        ["round", "1/2", "training:"],
+        ["round", "1/2", "loss"],
+        ["round", "2/2", "loss"],
     ]
     assert said.out == ""
     assert repr(result).startswith("<Result of fedavg on digits, seed 0, 2 rounds: local accuracy mean ")

@@ -172,8 +172,8 @@ def test_the_command(runs, site, tmp_path, monkeypatch):
 def test_an_aggregate_that_is_not_finite_is_refused_as_in_a_run(runs, site, tmp_path, monkeypatch):
     name = next(iter(RUNS))
     folder = runs[name].folder
-    broken = lambda self, state, updates: {key: p * float("nan") for key, p in state.items()}  # noqa: E731
-    monkeypatch.setattr(Method, "aggregate", broken)
+    broken = lambda self, state, mean: {key: p * float("nan") for key, p in state.items()}  # noqa: E731
+    monkeypatch.setattr(Method, "merge", broken)
     with pytest.raises(UserError, match=r'^the new site cannot train with ".*": aggregated to something not finite$'):
         joining.join(folder, site, out=tmp_path / "joined")
     assert not (tmp_path / "joined").exists()

@@ -81,7 +81,8 @@ def init(
     elif not any("classes" in table.get("consortium", {}) for table in source):
         raise UserError("--classes must name the classes, as the sites' folders do: --classes cat,dog")
     given = {"engine": "flower", "eval": {"pooled": "never"}, "consortium": agreed}
-    config = C.make({"dataset": folder.resolve().name}, *source, given, C.parse_assignments(words))
+    usual = {"dataset": folder.resolve().name, "aggregation": "norm-bound"}
+    config = C.make(usual, *source, given, C.parse_assignments(words))
     consortium.create(folder, config)
     _say(f"{folder / 'consortium.toml'}: {config.method.name} on {config.backbone.name}, {clients} sites, {address}")
     _say(f"next: promptfed flower certs {folder}")

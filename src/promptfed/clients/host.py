@@ -224,8 +224,7 @@ class Host:
         # Computed from what was received only, so that it reveals nothing about the data.
         counts = none.expand(self.model.classes)
         blank = Context(work.down, {}, None, none, counts, once=work.once, draws=work.draws)
-        with torch.no_grad():
-            still = self.method.upload(self.method.start(self.init, work.down, {}, {}), blank)
+        still = self.method.unmoved(self.init, blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
 
     def evaluate(self, block: Sequence[Work], as_of: int, pooled: bool, after_local: bool) -> list[M.EvaluateResult]:

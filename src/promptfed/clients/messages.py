@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Annotated, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from torch import Tensor
 
 from .. import params as P
@@ -98,6 +98,16 @@ class SplitScore(Note):
     fp: Counts
     fn: Counts
 
+    @model_validator(mode="after")
+    def _possible(self) -> SplitScore:
+        """Each sample is either a hit or both a false positive of one class and a missed one of another."""
+        hits = sum(self.tp)
+        if not hits + sum(self.fp) == hits + sum(self.fn) == self.n:
+            raise ValueError(f"counts that do not add up to n = {self.n}")
+        if self.loss is not None and self.loss < 0:
+            raise ValueError(f"loss = {self.loss:g} must not be negative")
+        return self
+
     @classmethod
     def of(cls, score: Score, loss: bool) -> SplitScore:
         counts = {name: getattr(score, name).tolist() for name in ("tp", "fp", "fn")}
@@ -135,6 +145,12 @@ class EvaluateResult(Result):
     passes: Count
     scores: ModelScores
     groups: Annotated[list[Counts], Field(max_length=100_000, fail_fast=True)] | None = None
+
+    @model_validator(mode="after")
+    def _grouped(self) -> EvaluateResult:
+        if self.groups is not None and sum(map(sum, self.groups)) != self.scores.test.n:
+            raise ValueError(f"groups that do not add up to the {self.scores.test.n} test samples")
+        return self
 
 
 HAS_BLOBS = (Enroll, Train)  # tasks whose answer has a blob per client

@@ -164,6 +164,8 @@ class FlowerClients(MessageClients):
         other = differing(expected.fingerprint, found.fingerprint)
         if other:
             return f"client {client} has {other} than the server"
+        if client in self._nodes and found.n != self._sizes[client]:  # its weight in the run
+            return f"client {client} has {found.n} training samples, and was introduced with {self._sizes[client]}"
         self._nodes[client], self._sizes[client] = node, found.n
         self._once.lost(client)
         return ""

@@ -47,6 +47,7 @@ class ClassMeans(OnFeatures):
 
 class ClassMean(Method):
     paper = "Mensink et al., TPAMI 2013"
+    averages = False
     reference = True
     tuned = ClassMeans
 

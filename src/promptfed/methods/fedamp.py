@@ -18,6 +18,7 @@ _FIRST, _MODEL = "first", "model"
 
 class FedAmp(Method):
     paper = "Huang et al., AAAI 2021"
+    averages = False
     own_down = True
 
     own_share: float = Field(0.5, ge=0, le=1, description="weight of a client's own model in what it receives (xi_ii)")

@@ -15,6 +15,7 @@ from ..tunings.heads import SCALE
 
 class FedMtl(Method):
     paper = "Smith et al., NeurIPS 2017"
+    averages = False
     own_down = True
 
     iterations: int = Field(4000, ge=1, description="sample visits spent on the sub-problem each round")

@@ -18,6 +18,7 @@ class FedProto(Method):
     """Prototypes are means over the samples drawn in local training: sums that the loss adds up."""
 
     paper = "Tan et al., AAAI 2022"
+    averages = False
     sends = "mean features of each class"
     private = ("body", "head")
     needs = ("body", "head")

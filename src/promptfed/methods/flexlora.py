@@ -24,6 +24,7 @@ class FlexLora(OnFrozen):
     """A client of rank r receives the r largest singular values and their vectors, and sends matrices of its rank."""
 
     paper = "Bai et al., NeurIPS 2024"
+    averages = False
     tuned = Lora
     own_down = True
 

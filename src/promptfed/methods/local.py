@@ -5,6 +5,7 @@ from .. import Method
 
 class Local(Method):
     paper = "the usual lower bound"
+    averages = False
     private = ("body", "head")
 
     def stays(self, name: str) -> bool:

@@ -64,6 +64,7 @@ class PFedMoap(TextMethod):
     """Contexts are not averaged: the server hands them on to the clients whose own contexts are nearest."""
 
     paper = "Luo et al., ICLR 2025"
+    averages = False
     tuned = Experts
     private = ("own",)
     memory = ("body",)

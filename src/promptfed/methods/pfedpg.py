@@ -35,6 +35,7 @@ class PFedPg(Method):
     """Clients train the prompts they receive and a head of their own; only the change of the prompts is sent."""
 
     paper = "Yang et al., ICCV 2023"
+    averages = False
     tuned = Prompts
     private = ("head",)
     own_down = True

@@ -27,6 +27,7 @@ class Nothing(OnFeatures):
 
 class ZeroShot(Method):
     paper = "Radford et al., ICML 2021"
+    averages = False
     reference = True
     tuned = Nothing
 

@@ -116,7 +116,9 @@ def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
     """Which clients train and are evaluated in which rounds."""
     e, join = config.eval, config.join.round
     every = e.every if config.method.method.schedule(1) else config.rounds  # what is not trained stays as it is
-    return server.Plan(config.rounds, config.fraction, config.seed, every, e.after_local, e.pooled, newcomers, join)
+    return server.Plan(
+        config.rounds, config.fraction, config.seed, every, e.after_local, e.pooled, newcomers, join, config.aggregation
+    )
 
 
 def pooled(federation: Federation, newcomers: Sequence[int]) -> Federation:

@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from .. import methods
+from .. import aggregation, methods
+from ..aggregation import Aggregation
 from ..data import PARTITIONS, DatasetConfig, Partition
 from ..errors import Unsuited, UserError, nearest, one_sentence, unknown
 from ..method import Method
@@ -240,6 +241,7 @@ class Config(_Section):
     join: Join = Field(default_factory=lambda: Join())
     engine: Engine = Field(default_factory=lambda: Engine())
     privacy: Privacy = Field(default_factory=lambda: Privacy())
+    aggregation: Aggregation = Field(default_factory=lambda: Aggregation())
     consortium: Consortium | None = Field(None, description="none: all images are here")
 
     @model_validator(mode="after")
@@ -258,6 +260,7 @@ class Config(_Section):
             )
         if self.privacy.on:
             check(self.method.method, self.method.name)
+        aggregation.check(self.aggregation, self.method.method, self.method.name, self.fraction)
         if self.privacy.on and self.eval.drift:
             raise UserError("eval.drift = true tells how far clients' parameters move, which privacy.clip cannot cover")
         if self.join.round > self.rounds:

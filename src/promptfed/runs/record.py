@@ -194,6 +194,9 @@ class Folder(Recorder):
     def lines(self) -> list[Line]:
         return read_lines(self.path)
 
+    def recorded(self) -> list[Line]:
+        return self.lines()
+
     def asked(self) -> list[tuple[int, list[int]]]:
         """Every time clients were asked to train: the round, and who."""
         file, found = self.path / "asked.jsonl", []

@@ -100,7 +100,10 @@ class Optuna(Study):
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._space, self._count, self._folder = optuna, space, count, folder
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder.parent / JOURNAL)))
+        journal = folder.parent / JOURNAL
+        # Of a process that was killed while it wrote: tune() has locked the folder, so nobody else is writing.
+        journal.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
         begun = study.get_trials(deepcopy=False)
         if not begun and _holds(space, own):
