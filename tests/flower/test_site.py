@@ -2,13 +2,16 @@
 
 import json
 import socket
+import sys
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from itertools import count
 
 import pytest
 import torch
 
 from promptfed import UserError
+from promptfed.cli.main import main
 from promptfed.clients.messages import Evaluate, Recipient, Request, Second, Train
 from promptfed.clients.store import Store
 from promptfed.clients.wire import pack
@@ -232,6 +235,18 @@ def test_the_hub_is_not_asked_unless_the_site_allows_it(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="the hub cannot be reached"):
         SiteFolder.open(at).parts()
     assert asked == []
+
+
+def test_no_file_of_the_working_directory_replaces_a_package(tmp_path, monkeypatch):
+    (tmp_path / "lmdb.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])  # as python -m has it
+    monkeypatch.setattr(sys, "argv", ["promptfed", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert sys.path[-1] == ""  # method=my_module:MyMethod is found all the same
+    assert PathFinder.find_spec("lmdb").origin != str(tmp_path / "lmdb.py")
 
 
 # ---- what it keeps

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from ..errors import UserError, nearest
 from . import flower
+from .attack import attack
 from .common import console
 from .listing import list_
 from .results import analyse, export, join, predict, report, table
@@ -37,7 +38,7 @@ class Commands(TyperGroup):
             if (
                 option is None
                 or similar is None
-                or ctx.invoked_subcommand not in ("run", "compare", "tune", "choose", "partition")
+                or ctx.invoked_subcommand not in ("run", "compare", "tune", "choose", "partition", "attack")
             ):
                 raise
             name = option.lstrip("-")
@@ -75,7 +76,7 @@ def start(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, compare, tune, choose, watch, partition, list_),
-    *(table, report, analyse, predict, export, join),
+    *(table, report, analyse, attack, predict, export, join),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
