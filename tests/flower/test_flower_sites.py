@@ -22,7 +22,7 @@ from promptfed.flower import site as sites
 from promptfed.flower.app import Resident, client_app
 from promptfed.flower.clients import FlowerClients
 from promptfed.flower.consortium import nodes, remember
-from promptfed.flower.link import Door
+from promptfed.flower.door import Door
 from promptfed.flower.server import agreed, told
 from promptfed.flower.simulation import expected
 from promptfed.runs import build
@@ -219,7 +219,10 @@ def test_other_machines_are_answered_as_nodes_only(client, path, status):
     async def send(event):
         sent.append(event)
 
-    asyncio.run(Door(behind)({"type": "http", "path": path, "client": client}, None, send))
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    asyncio.run(Door(behind)({"type": "http", "path": path, "client": client}, receive, send))
     assert sent[0]["status"] == status
 
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,7 +87,8 @@ def main() -> None:
     warnings.showwarning = lambda message, *_, **__: Console(stderr=True).print(f"warning: {message}", style="yellow")
     if not console.is_terminal:
         os.environ.setdefault("COLUMNS", "120")  # tables in a file or a pipe need not fit a screen
-    sys.path.insert(0, "")  # method=my_module:MyMethod, next to where the command is run
+    # method=my_module:MyMethod, next to where the command is run; last, so that no file there replaces a package
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", str(Path.cwd()))] + [""]
     try:
         app()
     except UserError as error:
