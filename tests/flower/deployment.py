@@ -16,6 +16,7 @@ from pathlib import Path
 from limits import HANG
 from promptfed.clients.local import LocalClients
 from promptfed.flower import certificates
+from promptfed.flower.consortium import make_key
 from promptfed.flower.site import SiteFolder
 from promptfed.runs import config as C
 from promptfed.runs import record
@@ -99,6 +100,7 @@ class Deployment:
         (folder / "logs").mkdir()
         if not insecure:
             certificates.make_authority(self.server / "tls", ["127.0.0.1"])
+            make_key(self.server)
         self.sites = []
         for client in range(clients):
             at = site(self.server, folder, client, classes=[c for c in range(4) if c != client])

@@ -14,6 +14,8 @@ from fitting import SMALL, where
 from promptfed import methods, models
 from promptfed.clients.host import Host
 from promptfed.clients.store import Store
+from promptfed.clients.wire import unpack
+from promptfed.flower.agreement import Agreement
 from promptfed.flower.app import client_app, fingerprint
 from promptfed.flower.clients import Expected, FlowerClients
 from promptfed.server import Plan, run
@@ -68,6 +70,22 @@ class Loopback(Grid):
         there = [name for name in message_ids if name in self.replies]
         self.numbers.shuffle(there)
         return [message_from_proto(ProtoMessage.FromString(self.replies.pop(name))) for name in there]
+
+
+class Wary:
+    """A host that refuses what a site would refuse: private names, and other shapes than agreed."""
+
+    def __init__(self, host):
+        self._host = host
+        self._agreed = Agreement.of(None, lambda: Plan(2, 1.0, host.seed), host.method, host.model, host.init)
+
+    def __call__(self, request, blobs):
+        down = unpack(blobs[request.clients[0].blob])[0]
+        assert self._agreed.unexpected(request.task, down) == ""
+        return self._host(request, blobs)
+
+    def __getattr__(self, name):
+        return getattr(self._host, name)
 
 
 FEW = (9, 1, 5)  # clients' samples where every method runs

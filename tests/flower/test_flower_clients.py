@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
 
 from flwr.app import Context, Message, RecordDict
-from loopback import FEW, Loopback, case_of, expected, go, host_of, looped, same
+from loopback import FEW, Loopback, Wary, case_of, expected, go, host_of, looped, same
 
 from promptfed import UserError
 from promptfed.data.augment import Augment
@@ -28,7 +28,7 @@ def test_every_method_ends_with_the_bits_and_bytes_of_the_local_engine(name, tmp
     name, _, privacy = name.partition(" ")
     case = case_of(name, tmp_path, FEW, **({"privacy": privacy} if privacy else {}))
     hosts = []
-    with looped(case, tmp_path / "clients", wrap=lambda host: hosts.append(host) or host) as (clients, grid):
+    with looped(case, tmp_path / "clients", wrap=lambda host: hosts.append(host) or Wary(host)) as (clients, grid):
         found = go(case, clients, every=2)
         held = [hosts[0].store.get(client, as_of) for client in clients.ids() for as_of in (2, 3)]
     with case.clients() as (local, _):

@@ -10,9 +10,18 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "prompt
 
 import re
 import time
+from base64 import b64encode
 
 import httpx
+from cryptography.hazmat.primitives import serialization
 from deployment import Recorder, deployed, mode, numbers, reference, state
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Metadata
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from typer.testing import CliRunner
 
 import promptfed
@@ -21,7 +30,7 @@ from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.clients.store import Store
 from promptfed.clients.wire import unpack
-from promptfed.flower import certificates
+from promptfed.flower import certificates, consortium
 from promptfed.runs import config as C
 from promptfed.testing import equal, private_values
 from site_folders import NAMES
@@ -121,6 +130,36 @@ def test_the_port_serves_nodes_and_nobody_without_a_key(secure):
         httpx.get(f"https://127.0.0.1:{secure.port}/health")
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"http://127.0.0.1:{secure.port}/health")
+
+
+def test_a_site_cannot_command_another(secure):
+    """With a site's key alone, an instruction is pushed to another node as if it were the server's."""
+    numbers = {client: node for node, client in consortium.nodes(secure.server).items()}
+    key = serialization.load_ssh_private_key((secure.sites[1] / certificates.KEY).read_bytes(), None)
+    stamp = now().isoformat()
+    headers = {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, stamp.encode())).decode(),
+        TIMESTAMP_HEADER: stamp,
+        "content-type": "application/x-protobuf",
+    }
+
+    def push(**about):
+        request = PushMessagesRequest(node=Node(node_id=numbers[1]))
+        request.messages_list.add().metadata.CopyFrom(
+            Metadata(message_id="0" * 64, message_type="train.round", **about)
+        )
+        with httpx.Client(base_url=f"https://127.0.0.1:{secure.port}", verify=trust, headers=headers) as client:
+            return client.post("/v1/fleet/push-messages", content=request.SerializeToString())
+
+    trust = str(secure.server / "tls" / certificates.CA)
+    refused = push(src_node_id=1, dst_node_id=numbers[2])
+    assert (refused.status_code, refused.text) == (403, "a node may only answer the server")
+    refused = push(src_node_id=numbers[2], dst_node_id=1, reply_to_message_id="1" * 64)
+    assert (refused.status_code, refused.text) == (403, "a node may only answer for itself")
+    own = push(src_node_id=numbers[1], dst_node_id=1, reply_to_message_id="1" * 64)
+    assert own.status_code not in (401, 403)  # the key is admitted: it is Flower that finds no such run
+    assert mode(secure.server / "nodes.json") == 0o600
 
 
 def test_a_site_with_other_settings_is_refused_by_name(secure):

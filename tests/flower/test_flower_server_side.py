@@ -144,6 +144,7 @@ def test_all_addresses_are_taken_where_ipv6_is_asked_for():
 @pytest.mark.parametrize("words", [(), ("--insecure",), ("--host", "0.0.0.0")])
 def test_a_port_that_is_taken_is_one_sentence(server, words):
     certificates.make_authority(server / "tls", ["127.0.0.1"])
+    consortium.make_key(server)
     port = int(read_agreed(server)[1].address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         why = refused(server, *words)
@@ -321,7 +322,8 @@ def test_another_file_than_the_agreement_is_one_sentence(made, tmp_path):
 
 def test_what_can_be_set_at_a_site_is_in_its_file(made, tmp_path):
     made()
-    assert set(C.read(tmp_path / "site" / "site.toml")) == {"client", "data", "device", "threads", "runs_gb"}
+    changeable = {"device", "threads", "runs_gb", "modules", "fetch"}
+    assert set(C.read(tmp_path / "site" / "site.toml")) == {"client", "data", *changeable}
 
 
 # ---- sentences

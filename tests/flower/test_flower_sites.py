@@ -22,7 +22,7 @@ from promptfed.flower import site as sites
 from promptfed.flower.app import Resident, client_app
 from promptfed.flower.clients import FlowerClients
 from promptfed.flower.consortium import nodes, remember
-from promptfed.flower.link import Door
+from promptfed.flower.door import Door
 from promptfed.flower.server import agreed, told
 from promptfed.flower.simulation import expected
 from promptfed.runs import build
@@ -219,7 +219,10 @@ def test_other_machines_are_answered_as_nodes_only(client, path, status):
     async def send(event):
         sent.append(event)
 
-    asyncio.run(Door(behind)({"type": "http", "path": path, "client": client}, None, send))
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    asyncio.run(Door(behind)({"type": "http", "path": path, "client": client}, receive, send))
     assert sent[0]["status"] == status
 
 
@@ -357,3 +360,17 @@ def test_a_client_that_comes_back_with_another_size_is_refused(two):
     sent = {client: parts.method.down(state, client) for client in range(2)}
     with pytest.warns(UserWarning, match="client 1 has 28 training samples, and was introduced with 5"):
         assert [u.client for u in clients.train(sent, 1, score=False)[0]] == [0]
+
+
+def test_a_new_consortium_bounds_norms_unless_told_otherwise(tmp_path):
+    words = ("method=fedavg", "dataset.size=8", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.5,0.5,0.5]")
+    for folder, more, rule in (("a", (), "norm-bound"), ("b", ("aggregation=median",), "median")):
+        command("init", tmp_path / folder, "backbone=vit-tiny", *words, *more, "--classes", "a,b")
+        assert C.read(tmp_path / folder / "consortium.toml")["aggregation"]["name"] == rule
+
+
+def test_a_round_tells_which_updates_were_shortened():
+    rows = [{"client": 0, "norm": 1.0, "factor": 1.0}, {"client": 3, "norm": 300.0, "factor": 0.01}]
+    line = {"round": 1, "train_loss": None, "seconds": {"train": 2.0}, "left_out": []}
+    said = told({**line, "aggregation": {"rule": "norm-bound", "clients": rows}})
+    assert said == "round 1, 2.0 s, update of client 3 shortened to 0.01 of its length"

@@ -76,7 +76,7 @@ def raw(head, blobs=None):
     return content
 
 
-def head(note=ASK, sizes=(len(BLOB),), version=2):
+def head(note=ASK, sizes=(len(BLOB),), version=3):
     return {"version": version, "note": note, "sizes": list(sizes)}
 
 
@@ -107,7 +107,7 @@ def pickled():
         raw({key: value for key, value in head().items() if key != "version"}, {"0": array(BLOB)}),
         raw({key: value for key, value in head().items() if key != "sizes"}),
         raw(head(changed(clients=[])), {"0": array(BLOB)}),
-        raw(head(version=1), {"0": array(BLOB)}),
+        raw(head(version=2), {"0": array(BLOB)}),
         raw(head(), {}),
         raw(head(), {"1": array(BLOB)}),
         raw(head(), {"0": array(BLOB), "1": array(BLOB)}),

@@ -88,7 +88,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
 
 
 def head(fields: dict[str, Any], blobs: list[bytes]) -> dict[str, Any]:
-    return {"version": 2, **fields, "sizes": [len(blob) for blob in blobs]}
+    return {"version": 3, **fields, "sizes": [len(blob) for blob in blobs]}
 
 
 def seeds() -> list[bytes]:

@@ -19,7 +19,7 @@ def scored(counts: str) -> str:
     """An answer with these counts in it."""
     none = '"n": 0, "fp": [], "fn": []'
     scores = f'{{"val": {{{none}, "tp": [{counts}]}}, "test": {{{none}, "tp": []}}}}'
-    return f'{{"version": 2, "sizes": [], "result": {{"client": 0, "passes": 0, "scores": {scores}}}}}'
+    return f'{{"version": 3, "sizes": [], "result": {{"client": 0, "passes": 0, "scores": {scores}}}}}'
 
 
 def keyed(count: int) -> str:

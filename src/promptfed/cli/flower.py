@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,11 +101,14 @@ def certs(
     if known and not host and (tls / certificates.SERVER).exists():
         names += certificates.hosts(certificates.read_certificate(tls / certificates.SERVER))
     (certificates.renew if known else certificates.make_authority)(tls, names, days)
+    changed = consortium.make_key(folder)
     made = certificates.read_certificate(tls / certificates.SERVER)
     _say(f"the certificate is valid for {', '.join(certificates.hosts(made))}, until {certificates.until(made)}")
     if known:
-        _say("it is renewed by the same authority: sites need nothing new")
+        _say("it is renewed by the same authority" + ("" if changed else ": sites need nothing new"))
         _say("restart a running SuperLink to use it")
+        if changed:
+            _say(f"sites need {folder / 'consortium.toml'} again: it names the key that signs requests")
     else:
         _say(f"give every site {folder / 'consortium.toml'} and {tls / certificates.CA}; the keys stay here")
     everywhere = "" if names[0] in ("localhost", "127.0.0.1") else " --host 0.0.0.0"
@@ -207,6 +211,10 @@ def site(
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="limit of what this site's updates may reveal, over all runs")
     ] = None,
+    module: Annotated[
+        list[str] | None, typer.Option("--module", help="a module that the agreed method may be imported from")
+    ] = None,
+    fetch: Annotated[bool, typer.Option("--fetch", help="weights may be fetched from the hub")] = False,
 ) -> None:
     """Make this site's folder and its key pair, and read its images."""
     if (folder / sites.SETTINGS).exists():
@@ -221,6 +229,8 @@ def site(
         "backbone": str(Path(backbone).absolute()) if backbone and Path(backbone).exists() else backbone,
         "device": device,
         "epsilon": epsilon,
+        "modules": module or [],
+        "fetch": fetch,
     }
     settings = sites.Settings.model_construct(**chosen).model_dump()  # with all that can be set; read back below
     authority = ca or folder / certificates.CA
@@ -274,7 +284,8 @@ def check(folder: SiteArgument) -> None:
 @app.command()
 def node(folder: SiteArgument, insecure: Insecure = False) -> None:
     """Take part in runs until stopped."""
-    nodes.run(sites.SiteFolder.open(folder) if insecure else _complete(folder), insecure, _say)
+    place = sites.SiteFolder.open(folder) if insecure else _complete(folder)
+    nodes.run(place, insecure, lambda text: _say(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}"))
 
 
 def _describe(parts: Any, client: int) -> None:

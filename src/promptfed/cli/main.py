@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from typer.core import TyperGroup
 
 from ..errors import UserError, nearest
 from . import flower
+from .attack import attack
 from .common import console
 from .listing import list_
 from .results import analyse, export, join, predict, report, table
@@ -36,7 +38,7 @@ class Commands(TyperGroup):
             if (
                 option is None
                 or similar is None
-                or ctx.invoked_subcommand not in ("run", "compare", "tune", "choose", "partition")
+                or ctx.invoked_subcommand not in ("run", "compare", "tune", "choose", "partition", "attack")
             ):
                 raise
             name = option.lstrip("-")
@@ -74,7 +76,7 @@ def start(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(run, compare, tune, choose, watch, partition, list_),
-    *(table, report, analyse, predict, export, join),
+    *(table, report, analyse, attack, predict, export, join),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
@@ -85,7 +87,8 @@ def main() -> None:
     warnings.showwarning = lambda message, *_, **__: Console(stderr=True).print(f"warning: {message}", style="yellow")
     if not console.is_terminal:
         os.environ.setdefault("COLUMNS", "120")  # tables in a file or a pipe need not fit a screen
-    sys.path.insert(0, "")  # method=my_module:MyMethod, next to where the command is run
+    # method=my_module:MyMethod, next to where the command is run; last, so that no file there replaces a package
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", str(Path.cwd()))] + [""]
     try:
         app()
     except UserError as error:

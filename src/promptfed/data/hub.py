@@ -1,5 +1,6 @@
 """Repositories of the Hugging Face hub, online or as downloaded before."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,8 @@ def snapshot(kind: Kind, name: str, wanted: Wanted | None = None) -> tuple[str, 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
+        if os.environ.get("HF_HUB_OFFLINE") == "1":  # huggingface_hub reads it only when it is first imported
+            raise ConnectionError("HF_HUB_OFFLINE = 1")
         info = (HfApi().model_info if kind == "model" else HfApi().dataset_info)(name, timeout=10)
         if wanted is None:
             return str(info.sha), None

@@ -28,14 +28,18 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 _INTERNALS = {
+    "google.protobuf.message": "DecodeError",
     "flwr.simulation": "run_simulation",  # documented, and slow to import
     "flwr.cli.build": "build_fab_from_disk",
-    "flwr.common.constant": "ErrorCode SubStatus ISOLATION_MODE_SUBPROCESS TRANSPORT_TYPE_GRPC_RERE",
+    "flwr.common.constant": (
+        "ErrorCode SubStatus ISOLATION_MODE_SUBPROCESS SUPERLINK_NODE_ID TIMESTAMP_HEADER TRANSPORT_TYPE_GRPC_RERE"
+    ),
     "flwr.common.logger": "log",
     "flwr.common.serde": "fab_to_proto user_config_to_proto",
     "flwr.proto.control_pb2": "ListNodesRequest ListRunsRequest RegisterNodeRequest StartRunRequest StopRunRequest",
+    "flwr.proto.fleet_pb2": "PushMessagesRequest",
     "flwr.proto.runtime_pb2": "AcquireTaskRequest SendTaskHeartbeatRequest",
-    "flwr.supercore.constant": "NodeStatus TaskType",
+    "flwr.supercore.constant": "FLEET_HTTP_PUBLIC_KEY_HEADER FLEET_HTTP_SIGNATURE_HEADER NodeStatus TaskType",
     "flwr.supercore.control": "ControlHttpClient",
     "flwr.supercore.error": "FlowerError",
     "flwr.supercore.fab": "Fab",
@@ -44,7 +48,7 @@ _INTERNALS = {
     "flwr.supercore.interceptors": (
         "RuntimeTokenHttpInterceptor RuntimeVersionHttpInterceptor SuperExecAuthHttpInterceptor"
     ),
-    "flwr.supercore.primitives.asymmetric": "public_key_to_bytes",
+    "flwr.supercore.primitives.asymmetric": "bytes_to_public_key public_key_to_bytes verify_signature",
     "flwr.supercore.runtime": "RuntimeHttpClient",
     "flwr.superlink.cli.flower_superlink": "SuperLinkLifespan",
     "flwr.superlink.config_loader": "SuperLinkLifespanConfig load_control_authn_plugin",

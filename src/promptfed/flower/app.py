@@ -7,6 +7,7 @@ either. What a client remembers is in the Host's store on its own disk. A node i
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -35,25 +36,32 @@ from . import wire
 from ._flwr import ClientApp, Context, Message, RecordDict, log
 from .site import SiteFolder, SiteHost, run_name
 
+_PATH = re.compile(r"(/[^\s/\"':;,]+){2,}/?")  # of the site: a server need not know where its files are
 Find = Callable[[Context], tuple[Host, int]]  # a node's host, and which client it is
 
 
-def client_app(find: Find) -> ClientApp:
+Verify = Callable[[Message, Context], None]  # raises UserError if the server has not signed a request
+
+
+def client_app(find: Find, verify: Verify | None = None) -> ClientApp:
+    """`verify`: checks signatures; None: on one machine, nothing is signed."""
     app = ClientApp()
-    handle = partial(answer, find)
+    handle = partial(answer, find, verify)
     for kind in wire.TYPES.values():
         category, action = kind.split(".")
         getattr(app, category)(action)(handle)
     return app
 
 
-def answer(find: Find, message: Message, context: Context) -> Message:
+def answer(find: Find, verify: Verify | None, message: Message, context: Context) -> Message:
     """Never raises: an error is answered in one sentence, so that the server can record it."""
     try:
+        if verify:
+            verify(message, context)
         content = _answered(find, message, context)
     except UserError as error:
         log(WARNING, "%s", error)  # the site should know too
-        content = wire.write_answer(None, str(error)[:2000])
+        content = wire.write_answer(None, _PATH.sub("(a path of the site)", str(error))[:2000])
     except Exception as error:
         # An exception's message may quote data, so it stays here.
         log(ERROR, "%s", traceback.format_exc())

@@ -1,4 +1,5 @@
-"""Keys and certificates of a consortium: an authority and a server certificate for TLS, a key pair for each site.
+"""Keys and certificates of a consortium: an authority and a server certificate for TLS, a key that signs the server's
+requests, a key pair for each site.
 
 Private keys are files that only their owner can read, and stay where they were made.
 """
@@ -15,6 +16,7 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .. import files
@@ -25,6 +27,8 @@ CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 PUBLIC = "site.pub"
 _LOCAL = ("localhost", "127.0.0.1")
 _AUTHORITY_DAYS = 3650
+_MADE = "a private key as promptfed flower certs makes it"
+_load_key = partial(serialization.load_pem_private_key, password=None)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -132,6 +136,17 @@ def make_pair(folder: Path) -> None:
     (folder / PUBLIC).write_bytes(public + b"\n")
 
 
+def signing_key(path: Path) -> Ed25519PrivateKey:
+    """The key that signs the server's requests; made if there is none yet."""
+    if not path.exists():
+        write_private(path, _pem(Ed25519PrivateKey.generate()))
+    return read_signing_key(path)
+
+
+def read_signing_key(path: Path) -> Ed25519PrivateKey:
+    return _read(path, _load_key, _MADE, Ed25519PrivateKey)
+
+
 def read_public(path: Path) -> ec.EllipticCurvePublicKey:
     kind = f"a public key of a site ({PUBLIC})"
     return _read(path, serialization.load_ssh_public_key, kind, ec.EllipticCurvePublicKey)
@@ -181,8 +196,7 @@ def _in(days: int) -> datetime:
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    kind = "a private key as promptfed flower certs makes it"
-    return _read(path, partial(serialization.load_pem_private_key, password=None), kind, ec.EllipticCurvePrivateKey)
+    return _read(path, _load_key, _MADE, ec.EllipticCurvePrivateKey)
 
 
 _T = TypeVar("_T")
@@ -200,7 +214,7 @@ def _read(path: Path, load: Callable[[bytes], object], kind: str, of: type[_T]) 
     return found
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
     pem: bytes = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -46,6 +46,7 @@ class FlowerClients(MessageClients):
     `strict`: whether it is an error if all that were asked fail: in a simulation the fault is then in the method.
     `alive`: called while waiting; raises if waiting has become pointless.
     `stop`: called by close().
+    `sign`: signs a message before it is sent; None: on one machine, nothing is signed.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class FlowerClients(MessageClients):
         strict: bool = False,
         alive: Callable[[], None] = lambda: None,
         stop: Callable[[], None] = lambda: None,
+        sign: Callable[[Message], None] | None = None,
         limits: wire.Limits = wire.LIMITS,
     ) -> None:
         super().__init__({client: (sizes or {}).get(client, 0) for client in range(expected.clients)})
         self._grid, self._expected, self._limits = grid, expected, limits
         self._timeout, self._poll, self._window, self._strict = timeout, poll, window, strict
-        self._alive, self._stop = alive, stop
+        self._alive, self._stop, self._sign = alive, stop, sign
         self._nodes: dict[int, int] = {}  # client -> node
         self._quiet: dict[int, float] = {}  # nodes that did not say who they are, and when they are asked again
         self._refused: set[int] = set()  # nodes that will never fit
@@ -230,6 +232,8 @@ class FlowerClients(MessageClients):
                 node, content = letter(client)
                 # ttl: no node works on a message that has timed out here, nor is its answer kept.
                 message = Message(content, node, wire.TYPES[task.ask], ttl=timeout, group_id=group)
+                if self._sign:
+                    self._sign(message)
                 ids = [i for i in self._grid.push_messages([message]) if i]
                 if ids:
                     waiting[ids[0]] = client, math.inf if timeout is None else time.monotonic() + timeout

@@ -2,6 +2,7 @@
 
 consortium.toml  what all have agreed on; every site has a copy
 app/             the Flower app: two modules of one line, which name what is installed
+requests.key     signs the server's requests; sites know its public half
 tls/             the authority and the server's certificate
 nodes.json       which client each admitted node is
 superlink.db     the SuperLink's state: nodes and their keys
@@ -13,14 +14,15 @@ from __future__ import annotations
 import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from .. import files
 from ..errors import UserError
 from ..runs import build
 from ..runs import config as C
-from .site import AGREED, INTEGERS, read_numbers
+from .site import AGREED, INTEGERS, read_agreed, read_numbers
 
-APP, TLS, DATABASE, NODES = "app", "tls", "superlink.db", "nodes.json"
+APP, TLS, DATABASE, NODES, REQUESTS = "app", "tls", "superlink.db", "nodes.json", "requests.key"
 
 _PROJECT = """[build-system]
 requires = ["hatchling"]
@@ -56,14 +58,43 @@ def create(folder: Path, config: C.Config) -> None:
     """Writes a new consortium's folder, if its model and method fit together."""
     if (folder / AGREED).exists():
         raise UserError(f'"{folder}" holds a consortium already')
-    build.assemble(config)
+    config = _with(config, answer_mb=_largest(build.assemble(config)))
     app = folder / APP
     for name, text in {"pyproject.toml": _PROJECT.format(version=version("promptfed")), **_FILES}.items():
         (app / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (app / name).write_text(text)
+    _agree(folder, config)
+
+
+def make_key(folder: Path) -> bool:
+    """The key that signs the server's requests, with its public half in consortium.toml; -> whether that has changed"""
+    from .certificates import signing_key  # needs the package cryptography, as does Flower
+    from .signing import public_half
+
+    config, agreed = read_agreed(folder)
+    public = public_half(signing_key(folder / REQUESTS))
+    if agreed.key == public:
+        return False
+    _agree(folder, _with(config, key=public))
+    return True
+
+
+def _with(config: C.Config, **settings: Any) -> C.Config:
+    """With other settings of [consortium]."""
+    assert config.consortium
+    return config.model_copy(update={"consortium": config.consortium.model_copy(update=settings)})
+
+
+def _largest(parts: build.Parts) -> int:
+    """MB of the largest answer: an update, and as much again and 64 MB for what methods send besides."""
+    shared = parts.method.shared(parts.init).values()
+    return int(min(2047, 64 + 2 * sum(p.numel() * p.element_size() for p in shared) // 10**6))
+
+
+def _agree(folder: Path, config: C.Config) -> None:
     # Images are not split: each site has its own.
     agreed = {key: value for key, value in config.complete().items() if key != "partition"}
-    (folder / AGREED).write_text(C.dump(agreed))
+    files.write(folder / AGREED, C.dump(agreed).encode())
 
 
 # ---- which node is which client
@@ -96,4 +127,4 @@ def forget(folder: Path, client: int) -> int:
 
 
 def _write(folder: Path, nodes: dict[int, int]) -> None:
-    files.write(folder / NODES, (json.dumps(nodes, indent=1) + "\n").encode())
+    files.write(folder / NODES, (json.dumps(nodes, indent=1) + "\n").encode(), private=True)

@@ -1,25 +1,17 @@
-"""The server's end: the SuperLink, with a door in front of it, and what is asked of it from the same machine.
-
-Flower serves three interfaces on one port. The Fleet interface is for nodes, which sign what they ask with their keys.
-The Control interface starts and stops runs, takes apps whose code is then run, and registers nodes; the Runtime
-interface is for the processes that run them. Neither authenticates its callers, so the door closes both to other
-machines.
-"""
+"""The server's end: the SuperLink, with a door in front of it, and what is asked of it from the same machine."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import ipaddress
 import logging
 import os
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
@@ -27,38 +19,14 @@ import uvicorn
 from ..errors import UserError
 from . import _flwr as F
 from . import certificates
-from .consortium import APP, DATABASE, TLS
+from .consortium import APP, DATABASE, NODES, TLS
+from .door import Admitted, Door, signed_by
 from .server import FOLDER, LINK
-from .site import read_agreed
+from .site import AGREED, read_agreed
 
-_Scope = MutableMapping[str, Any]
-_App = Callable[[_Scope, Any, Any], Awaitable[None]]
-_OPEN = "/v1/fleet/"  # what other machines may ask for
 _ASKED = "127.0.0.1"  # where commands on this machine reach the SuperLink
 _LISTEN = {_ASKED: [_ASKED], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # always there, too
-
-
-class Door:
-    """Admits only nodes' requests from other machines."""
-
-    def __init__(self, app: _App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan" or scope.get("path", "").startswith(_OPEN) or _here(scope.get("client")):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"only nodes are answered from other machines"})
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-
-def _here(client: Any) -> bool:
-    try:
-        return ipaddress.ip_address(client[0]).is_loopback
-    except (TypeError, ValueError, IndexError):
-        return False
+_CONNECTIONS = 1000  # at once
 
 
 def link(
@@ -76,14 +44,20 @@ def link(
         raise UserError(f'--host = "{host}" needs TLS: without it the SuperLink serves {_ASKED} alone')
     name, _, port = agreed.address.rpartition(":")
     end = "" if insecure else f"; its certificate is valid until {_checked(folder, [name, _ASKED])}"
+    if not insecure and not agreed.key:
+        raise UserError(f"consortium.key in {AGREED} is missing: promptfed flower certs {folder} makes it")
     listeners = [_bound(address, int(port)) for address in _LISTEN[host]]
     os.umask(0o077)
+    if (folder / NODES).exists():
+        (folder / NODES).chmod(0o600)  # whoever knows a node's number can name it
     os.environ |= {FOLDER: str(folder), LINK: str(os.getpid()), "FLWR_HOME": str(folder / ".flwr")}
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's programs
     config = _config(folder, host, int(port), insecure)
     logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit polls it
     app = F.create_app(config, F.SuperLinkLifespan)
-    app.add_middleware(Door)  # outermost
+    state = app.state.linkstate_factory.state()
+    admitted: Admitted = (lambda headers: True) if insecure else signed_by(state.get_node_id_by_public_key)
+    app.add_middleware(Door, admitted=admitted, answer=agreed.answer_mb * 10**6)  # outermost
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -91,6 +65,7 @@ def link(
             log_config=F.get_uvicorn_log_config(30),
             ssl_keyfile=config.ssl_keyfile,
             ssl_certfile=config.ssl_certfile,
+            limit_concurrency=_CONNECTIONS,
             proxy_headers=False,  # headers that claim another origin are not trusted
         )
     )

@@ -35,6 +35,7 @@ from . import _flwr as F
 from ._flwr import ClientApp, Context, Message, log
 from .app import Resident, client_app
 from .certificates import CA, KEY, PUBLIC, write_private
+from .signing import Verifier
 from .site import SiteFolder
 from .wire import TYPES
 
@@ -66,7 +67,8 @@ def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = 
     with _alone(site):
         resident = Resident(site)
         try:
-            _keep_up(site, client_app(resident), insecure, said)
+            verify = None if insecure else Verifier(site.agreed.key)
+            _keep_up(site, client_app(resident, verify), insecure, said)
         except KeyboardInterrupt:
             said("stopped; what is private is kept")
         finally:
@@ -228,7 +230,7 @@ class SuperNode:
             "--port": str(port),
             "--superexec-auth-secret-file": str(scratch / "secret"),
         }
-        command = [sys.executable, "-c", _PROGRAM, *(word for pair in options.items() for word in pair)]
+        command = [sys.executable, "-P", "-c", _PROGRAM, *(word for pair in options.items() for word in pair)]
         self._process = subprocess.Popen(
             [*command, *(["--insecure"] if insecure else keys)],
             env={**os.environ, "FLWR_HOME": str(scratch)},

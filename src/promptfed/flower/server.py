@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from ..server import Line
 from . import consortium
 from ._flwr import Context, Grid, ServerApp
 from .clients import FlowerClients
+from .signing import Signer
 from .simulation import expected
 from .site import AGREED, INTEGERS, read_agreed, read_numbers, run_name
+from .wire import LIMITS
 
 LINK = "PROMPTFED_LINK"  # environment variable: process id of the SuperLink
 _HANDOVER = 15.0  # seconds in which the process of a killed SuperLink must have released a run
@@ -37,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(os.environ[FOLDER])
     path = folder / "runs" / run_name(context.run_config.get("run"))
     config = agreed(folder, path)
+    _, named = read_agreed(folder)
     begun = (path / "checkpoint.safetensors").exists()
 
     def engine(parts: Parts, _: Path) -> FlowerClients:
@@ -47,6 +51,8 @@ def main(grid: Grid, context: Context) -> None:
             patience=config.engine.patience,
             poll=0.5,
             enough=1 if begun else None,
+            sign=Signer(folder / consortium.REQUESTS, named.key, path.name) if named.key else None,
+            limits=replace(LIMITS, bytes=named.answer_mb * 10**6),
             sizes=read_numbers(path / SIZES, INTEGERS, "client", "samples") if begun else None,
         )
         files.write(path / SIZES, (json.dumps(clients.sizes()) + "\n").encode())
@@ -111,4 +117,7 @@ def told(line: Line, clients: int = 0) -> str:
         parts.append(f"mean test accuracy {100 * mean:.1f} %{some}")
     parts.append(f"{line['seconds']['train'] + line['seconds'].get('evaluate', 0.0):.1f} s")
     parts += [f"without client {who['client']}: {who['why']}" for who in line["left_out"]]
+    for row in line.get("aggregation", {}).get("clients", ()):
+        if row.get("factor", 1.0) < 1:
+            parts.append(f"update of client {row['client']} shortened to {row['factor']:.2g} of its length")
     return ", ".join(parts)

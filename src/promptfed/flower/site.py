@@ -2,7 +2,8 @@
 
 site.toml        which client it is, where its images and weights are
 consortium.toml  what all have agreed on: the server's own file, word for word
-runs/NAME/       per run: private state (clients/), and what the site last received (received.safetensors)
+runs/NAME/       per run: private state (clients/), what the server has asked (asked.json), and what the site last
+                 received (received.safetensors)
 released.json    number of updates released under differential privacy, over all runs
 cache/           its images, decoded
 
@@ -36,7 +37,9 @@ from ..params import Params
 from ..privacy import Privacy, accounting, epsilon
 from ..runs import build
 from ..runs import config as C
+from ..server import Plan
 from ..training import Work
+from .agreement import ASKED, Agreement
 
 SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
 _EMPTY = 100_000  # bytes of a run that has not started
@@ -80,6 +83,8 @@ class Settings(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
     threads: int = Field(0, ge=0, description="threads on a CPU; 0: torch's default")
     runs_gb: float = Field(20.0, gt=0, description="disk space for all runs together, in GB")
+    modules: tuple[str, ...] = Field((), description="modules of this site that the agreed method may be imported from")
+    fetch: bool = Field(False, description="whether weights may be fetched from the hub")
     epsilon: float | None = Field(None, gt=0, description="limit of what the site's updates may reveal, over all runs")
 
 
@@ -105,6 +110,19 @@ def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
     if config.consortium is None:
         raise UserError(f'"{folder / AGREED}" has no [consortium]')
     return config, config.consortium
+
+
+def _read_at_site(folder: Path, settings: Settings) -> tuple[C.Config, C.Consortium]:
+    """consortium.toml of a site. It comes from others, so it may name only code that the site allows to be run."""
+    method = C.read(folder / AGREED).get("method", {})
+    name = str(method.get("name", "") if isinstance(method, dict) else method)
+    module = name.partition(":")[0]
+    if ":" in name and module not in settings.modules:
+        raise UserError(
+            f'method.name = "{name}" in {AGREED} would run code of the module "{module}", which modules = '
+            f"{list(settings.modules)} in {SETTINGS} does not allow; read the module, then add its name there"
+        )
+    return read_agreed(folder)
 
 
 class Ledger:
@@ -165,7 +183,7 @@ class SiteFolder:
         if not (folder / SETTINGS).exists():
             raise UserError(f'"{folder}" is not the folder of a site (it has no {SETTINGS})')
         settings = read_settings(folder)
-        config, agreed = read_agreed(folder)
+        config, agreed = _read_at_site(folder, settings)
         if settings.client >= agreed.clients:
             last = agreed.clients - 1
             raise UserError(f"client = {settings.client} must be 0 to {last}, the clients of the consortium")
@@ -184,6 +202,12 @@ class SiteFolder:
         """site.toml as it is now: what a site allows may be changed while its node is running."""
         return read_settings(self.folder) if (self.folder / SETTINGS).exists() else self.settings
 
+    def plan(self) -> Plan:
+        """The agreed rounds and evaluations, as consortium.toml is now: rounds may be added while a node is running."""
+        there = (self.folder / AGREED).exists()
+        config = _read_at_site(self.folder, self.settings)[0] if there else self.config
+        return build.rounds(config, ())
+
     def private(self) -> None:
         """Raises UserError if other accounts of this machine can read the site's private files."""
         for path, mode in ((self.folder, "700"), (self.folder / KEY, "600")):
@@ -192,6 +216,8 @@ class SiteFolder:
 
     def dataset(self) -> Dataset:
         """Its images, decoded once, with the consortium's classes and normalisation."""
+        if not self.settings.fetch:
+            os.environ["HF_HUB_OFFLINE"] = "1"
         agreed = build.placeholder_federation(self.config).dataset
         path = Path(self.settings.data).expanduser().absolute()
         known = np.array(site_images.class_indices(path, site_images.read(path).classes, agreed.classes))
@@ -224,7 +250,8 @@ class SiteFolder:
         self.room(_EMPTY if not folder.exists() else 0)
         build.limit_threads(self.settings.threads, parts.device)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger())
+        agreement = Agreement.of(folder / ASKED, self.plan, parts.method, parts.model, parts.init)
+        made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger(), agreement=agreement)
         return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
     def room(self, more: int) -> None:
@@ -248,11 +275,14 @@ class SiteHost(Host):
     folder: Path = Path()
     room: Callable[[int], None] = lambda more: None
     ledger: Ledger | None = None
+    agreement: Agreement | None = None
     run: int = 0  # Flower's number of the run: a later one may begin with round 1 again
 
     def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
         self.room(sum(map(len, blobs)))
         task = request.task
+        if self.agreement:
+            self.agreement.admit(self.run, task, unpack(blobs[request.clients[0].blob])[0])
         if isinstance(task, Train):
             if self.ledger:
                 self.ledger.check()
@@ -265,6 +295,8 @@ class SiteHost(Host):
         answer = super().__call__(request, blobs)
         if isinstance(task, Evaluate) and not task.after_local:
             self._keep(blobs[request.clients[0].blob], task.as_of, answer)
+        if self.privacy:
+            _drop_losses(answer)
         return answer
 
     def _begins(self, client: int, round: int) -> bool:
@@ -289,3 +321,11 @@ class SiteHost(Host):
         test = result.scores.test
         metrics = {"aggregated": {"n_test": test.n, "accuracy": test.score().accuracy}}
         files.write(file, pack(unpack(blob)[0], {**turn, "metrics": metrics}))
+
+
+def _drop_losses(answer: Answer) -> None:
+    """Under differential privacy: a loss is exact to many digits, and would tell more of the data than counts do."""
+    for result in answer.results:
+        scores = result.scores if isinstance(result, EvaluateResult) else getattr(result, "after_local", None)
+        for split in (scores.val, scores.test) if scores else ():
+            split.loss = None

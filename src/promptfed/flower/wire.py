@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from ..errors import UserError
 from ..params import Params
 from ._flwr import Array, ArrayRecord, ConfigRecord, RecordDict
 
-VERSION: Literal[2] = 2
+VERSION: Literal[3] = 3
 # What is asked, as Flower's category and action.
 TYPES = {
     "identify": "query.identify",
@@ -35,6 +36,7 @@ TYPES = {
     "evaluate": "evaluate.round",
 }
 _HEAD, _JSON, _BLOBS, _STYPE = "promptfed", "json", "blobs", "safetensors"
+_SIGNATURE, _ED25519 = "signature", "ed25519"
 
 
 class Malformed(UserError):
@@ -75,7 +77,7 @@ class IdentifyResult(M.Note):
 
 
 class Asked(M.Note):
-    version: Literal[2]
+    version: Literal[3]
     note: Annotated[M.Request | Identify, Field(union_mode="left_to_right")]
     fingerprint: _Fingerprint = Field(default_factory=dict)  # the server's
     sizes: _Sizes
@@ -89,7 +91,7 @@ _R = TypeVar("_R", bound=M.Note)
 
 
 class Answered(M.Note, Generic[_R]):
-    version: Literal[2]
+    version: Literal[3]
     result: _R | None = None  # one: a node is one client
     error: M.Sentence = ""  # why there is none
     sizes: _Sizes
@@ -160,10 +162,7 @@ _H = TypeVar("_H", Asked, Answered[Any])
 
 
 def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list[bytes]]:
-    held, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
-    text = held.get(_JSON) if isinstance(held, ConfigRecord) and set(held) == {_JSON} else None
-    if not set(content) <= {_HEAD, _BLOBS} or not isinstance(text, str) or not isinstance(arrays, ArrayRecord):
-        raise Malformed("malformed message: its records must be a head of one string, and blobs")
+    text, arrays = _records(content)
     if len(text) > limits.head:
         raise Malformed(f"malformed message: a head of {len(text)} characters, more than {limits.head}")
     if sum(map(text.count, ":[{")) > limits.parts:  # an upper bound: characters in strings count too
@@ -189,6 +188,36 @@ def _read(content: RecordDict, head: type[_H], limits: Limits) -> tuple[_H, list
             raise Malformed(f"malformed message: blob {i} is not {size} bytes of safetensors")
         blobs.append(found.data)
     return parsed, blobs
+
+
+def _records(content: RecordDict) -> tuple[str, ArrayRecord]:
+    """-> the head, the blobs"""
+    held, arrays = content.get(_HEAD), content.get(_BLOBS, ArrayRecord())
+    text = held.get(_JSON) if isinstance(held, ConfigRecord) and set(held) == {_JSON} else None
+    known = set(content) <= {_HEAD, _BLOBS, _SIGNATURE}
+    if not known or not isinstance(text, str) or not isinstance(arrays, ArrayRecord):
+        raise Malformed("malformed message: its records must be a head of one string, and blobs")
+    return text, arrays
+
+
+# ---- what is signed of a message (signing.py)
+
+
+def contents(content: RecordDict) -> tuple[str, dict[str, str]]:
+    """-> the head, the digests of all blobs"""
+    text, arrays = _records(content)
+    return text, {name: sha256(arrays[name].data).hexdigest() for name in sorted(arrays)}
+
+
+def attach_signature(content: RecordDict, signature: bytes) -> None:
+    content[_SIGNATURE] = ConfigRecord({_ED25519: signature})
+
+
+def signature(content: RecordDict) -> bytes:
+    """Empty if there is none."""
+    held = content.get(_SIGNATURE)
+    found = held.get(_ED25519) if isinstance(held, ConfigRecord) else None
+    return found if isinstance(found, bytes) else b""
 
 
 def _first(error: ValidationError, otherwise: str) -> str:

@@ -146,6 +146,10 @@ class Consortium(_Section):
     clients: int = Field(ge=1, description="how many sites there are; they are clients 0, 1, ...")
     classes: tuple[str, ...] = Field(min_length=2, description="what is told apart; a site need not have all of them")
     address: str = Field("127.0.0.1:9092", description="where the sites find the server: host:port")
+    answer_mb: int = Field(
+        2047, ge=1, le=2047, description="MB that a site may send at once; promptfed flower init computes it"
+    )
+    key: str = Field("", description="public key of the server's requests, written by promptfed flower certs")
 
     @field_validator("address")
     @classmethod
