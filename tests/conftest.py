@@ -9,3 +9,9 @@ pytest.register_assert_rewrite("analysed", "client_blocks", "deployment", "fitti
 def _one_thread():
     """Tensors are small: a second thread would only wait for the first."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _hub_allowed(monkeypatch):
+    """A site forbids it to its whole process."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")

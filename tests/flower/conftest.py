@@ -10,7 +10,6 @@ import pytest
 def _cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROMPTFED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("HF_HUB_OFFLINE", "0")  # which a site sets
         yield
 
 

@@ -26,7 +26,6 @@ NOISY = Privacy(clip=1.0, noise=8.0)
 @pytest.fixture(autouse=True)
 def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
 
 
 RUNS = count(1)  # numbers of runs, as Flower gives them
