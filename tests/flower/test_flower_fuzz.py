@@ -39,11 +39,14 @@ TESTS = Path(__file__).parents[1]
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 names = text.filter(lambda name: name != "__metadata__")
 counts = st.integers(0, 1 << 53)
-few = st.lists(counts, max_size=5)
-score = st.fixed_dictionaries({"n": counts, "loss": st.floats(), "tp": few, "fp": few, "fn": few})
+few = st.lists(st.integers(0, 1 << 48), max_size=5)
+losses = st.floats(min_value=0.0) | st.just(math.nan)
+score = st.builds(  # every sample that is missed in one class is found in another
+    lambda loss, tp, fp: {"n": sum(tp + fp), "loss": loss, "tp": tp, "fp": fp, "fn": fp[::-1]}, losses, few, few
+)
 scores = st.fixed_dictionaries({"val": score, "test": score, "pooled": score})
 trained = st.fixed_dictionaries({"client": counts, "n": counts, "passes": counts, "loss": st.floats()})
-evaluated = st.fixed_dictionaries({"client": counts, "passes": counts, "groups": st.lists(few, max_size=3)})
+evaluated = st.fixed_dictionaries({"client": counts, "passes": counts})
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
 
@@ -81,7 +84,10 @@ def requests(draw):
 
 answers = st.one_of(
     st.tuples(st.just("train"), st.builds(lambda a, b: {"result": {**a, "after_local": b}}, trained, scores)),
-    st.tuples(st.just("evaluate"), st.builds(lambda a, b: {"result": {**a, "scores": b}}, evaluated, scores)),
+    st.tuples(
+        st.just("evaluate"),
+        st.builds(lambda a, b: {"result": {**a, "scores": b, "groups": [[b["test"]["n"]]]}}, evaluated, scores),
+    ),
     st.tuples(st.sampled_from(list(fuzz.TASKS)), st.fixed_dictionaries({"error": text})),
 )
 

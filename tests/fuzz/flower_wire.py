@@ -56,7 +56,7 @@ BLOB = pack(
     {"up/body.weight": torch.arange(6.0).reshape(2, 3), "up/n": torch.tensor(3), "stats/seen": torch.ones(2) > 0}
 )
 DIGEST = "0123456789abcdef" * 4
-_SCORE = {"n": 3, "loss": 0.5, "tp": [1, 0], "fp": [0, 1], "fn": [1, 0]}
+_SCORE = {"n": 2, "loss": 0.5, "tp": [1, 0], "fp": [0, 1], "fn": [1, 0]}
 _SCORES = {"val": _SCORE, "test": _SCORE}
 _TO = {"clients": [{"client": 0, "blob": 0, "once": {"set": DIGEST}}], "new": {DIGEST: 1}}
 REQUESTS: list[tuple[dict[str, Any], list[bytes]]] = [
@@ -80,7 +80,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
     ("second", {"result": {"client": 0}}, []),
     (
         "evaluate",
-        {"result": {"client": 0, "passes": 0, "scores": {**_SCORES, "pooled": _SCORE}, "groups": [[1, 2]]}},
+        {"result": {"client": 0, "passes": 0, "scores": {**_SCORES, "pooled": _SCORE}, "groups": [[1, 1]]}},
         [],
     ),
     ("evaluate", {"error": "no space left"}, []),

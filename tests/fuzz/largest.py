@@ -16,9 +16,10 @@ REQUEST, BLOB = 0, 2
 
 
 def scored(counts: str) -> str:
-    """An answer with these counts in it."""
-    none = '"n": 0, "fp": [], "fn": []'
-    scores = f'{{"val": {{{none}, "tp": [{counts}]}}, "test": {{{none}, "tp": []}}}}'
+    """An answer with these counts of hits in it, which add up if they are ones."""
+    none = '"fp": [], "fn": []'
+    hits = f'"n": {counts.count("1")}, "tp": [{counts}]'
+    scores = f'{{"val": {{{none}, {hits}}}, "test": {{{none}, "n": 0, "tp": []}}}}'
     return f'{{"version": 3, "sizes": [], "result": {{"client": 0, "passes": 0, "scores": {scores}}}}}'
 
 
