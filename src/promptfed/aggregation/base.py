@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ class Change:
 Notes = dict[str, list[Any]]  # numbers of each change, for the round's line
 
 
-class Rule:
+class Rule(ABC):
     """Subclasses are a Selection or a Combination."""
 
     name: ClassVar[str]
@@ -41,16 +42,17 @@ class Rule:
         """Before the first round of a resumed run: what was recorded of earlier ones."""
         return
 
+    @abstractmethod
     def aggregate(self, method: Method, state: State, changes: list[Change]) -> tuple[State, list[Update], Notes]:
         """-> the new state, the updates that made it, and notes"""
-        raise NotImplementedError
 
 
 class Selection(Rule):
     """Leaves out or scales updates. The method aggregates the rest in its own way, with its own weights."""
 
+    @abstractmethod
     def select(self, changes: list[Change]) -> tuple[list[Update], Notes]:
-        raise NotImplementedError
+        """-> the updates that are used, and notes"""
 
     def aggregate(self, method: Method, state: State, changes: list[Change]) -> tuple[State, list[Update], Notes]:
         used, notes = self.select(changes)
@@ -60,8 +62,9 @@ class Selection(Rule):
 class Combination(Rule):
     """Makes one update of all, in place of their mean."""
 
+    @abstractmethod
     def combine(self, changes: list[Change]) -> tuple[Params, Notes]:
-        raise NotImplementedError
+        """-> what takes the place of the mean, and notes"""
 
     def aggregate(self, method: Method, state: State, changes: list[Change]) -> tuple[State, list[Update], Notes]:
         made, notes = self.combine(changes)
