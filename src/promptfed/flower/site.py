@@ -37,6 +37,7 @@ from ..params import Params
 from ..privacy import Privacy, accounting, epsilon
 from ..runs import build
 from ..runs import config as C
+from ..runs.sections import Consortium
 from ..server import Plan
 from ..training import Work
 from .agreement import ASKED, Agreement
@@ -102,7 +103,7 @@ def read_settings(folder: Path) -> Settings:
         raise one_sentence(error, SETTINGS) from None
 
 
-def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
+def read_agreed(folder: Path) -> tuple[C.Config, Consortium]:
     """consortium.toml, of a server or of a site."""
     if not (folder / AGREED).exists():
         raise UserError(f'"{folder}" is not the folder of a consortium (it has no {AGREED})')
@@ -112,7 +113,7 @@ def read_agreed(folder: Path) -> tuple[C.Config, C.Consortium]:
     return config, config.consortium
 
 
-def _read_at_site(folder: Path, settings: Settings) -> tuple[C.Config, C.Consortium]:
+def _read_at_site(folder: Path, settings: Settings) -> tuple[C.Config, Consortium]:
     """consortium.toml of a site. It comes from others, so it may name only code that the site allows to be run."""
     method = C.read(folder / AGREED).get("method", {})
     name = str(method.get("name", "") if isinstance(method, dict) else method)
@@ -175,7 +176,7 @@ class SiteFolder:
     folder: Path
     settings: Settings
     config: C.Config
-    agreed: C.Consortium
+    agreed: Consortium
 
     @classmethod
     def open(cls, folder: Path) -> SiteFolder:

@@ -27,6 +27,7 @@ from . import build, record, sheets, unseen
 from . import config as C
 from .progress import Live
 from .record import Folder, View
+from .sections import FILE
 from .trackers import Tracked
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def class_name(method: type[Method]) -> str:
 
 def saved_split(folder: Path) -> dict[str, Any]:
     """The settings that use the partition.json of a folder."""
-    return {"partition": {"name": C.FILE, "file": str((folder / "partition.json").absolute())}}
+    return {"partition": {"name": FILE, "file": str((folder / "partition.json").absolute())}}
 
 
 def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
