@@ -84,7 +84,8 @@ app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:
-    warnings.showwarning = lambda message, *_, **__: Console(stderr=True).print(f"warning: {message}", style="yellow")
+    said = Console(stderr=True, markup=False, emoji=False)
+    warnings.showwarning = lambda message, *_, **__: said.print(f"warning: {message}", style="yellow")
     if not console.is_terminal:
         os.environ.setdefault("COLUMNS", "120")  # tables in a file or a pipe need not fit a screen
     # method=my_module:MyMethod, next to where the command is run; last, so that no file there replaces a package

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from .. import Batch, Context, Method, Model, Params, Phase, State, Update, UserError
 from .. import params as P
+from ..method import unknown_stats
 from ..models import ViT
 from ..seeding import torch_rng
 from ..tuning import FEATURES, Family, as_vit
@@ -289,10 +290,12 @@ class Sgpt(Method):
         return {**super().begin(model, init, seed), "counts": torch.zeros(self.tuning.groups)}
 
     def unusable(self, state: State, update: Update) -> str:
-        selected = update.stats.get("selected")
-        if selected is None or (selected.shape == state["counts"].shape and bool((selected >= 0).all())):
+        why, selected = unknown_stats(update, ["selected"]), update.stats.get("selected")
+        if why or selected is None:
+            return why
+        if selected.shape == state["counts"].shape and bool((selected >= 0).all()):
             return ""
-        return f"expected counts for {self.tuning.groups} groups, got {selected.tolist()}"
+        return f"expected counts for {self.tuning.groups} groups, got {selected.flatten()[:20].tolist()}"
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """Means weighted by samples, keys by selections; momentum on group prompts and keys (Eq. 7)."""

@@ -12,6 +12,7 @@ import struct
 from typing import ClassVar, Literal
 
 import torch
+from nacl.bindings import crypto_box_SEALBYTES
 from nacl.exceptions import CryptoError
 from nacl.public import PrivateKey, PublicKey, SealedBox
 from pydantic import Field
@@ -19,10 +20,12 @@ from torch import Tensor
 
 from ... import Context, Model, Params, State, Update
 from ... import params as P
+from ...method import unknown_stats
 from ...phases import Holdings
 from . import Dp2fl, in_order, maps, number, raw, received_sets
 
 _DOUBLE = struct.Struct("<d")
+_SEALED = _DOUBLE.size + crypto_box_SEALBYTES  # bytes of a loss for one reader
 
 
 class SealedDp2fl(Dp2fl):
@@ -75,8 +78,13 @@ class SealedDp2fl(Dp2fl):
         return P.nested("before", {**maps(self.begun(params, ctx)), "loss": loss})
 
     def unusable(self, state: State, update: Update) -> str:
-        if not update.stats.keys() >= {f"sealed.{key}" for key in self.sets(state)}:
+        sealed = [f"sealed.{key}" for key in self.sets(state)]
+        if why := unknown_stats(update, ["total", *sealed]):
+            return why
+        if not update.stats.keys() >= set(sealed):
             return "no losses on some of the validation sets that it was sent"
+        if any(update.stats[name].numel() != _SEALED for name in sealed):
+            return f"sealed losses must have {_SEALED} bytes each"
         return self.faulty(update, ["total"])
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
@@ -111,7 +119,7 @@ class SealedDp2fl(Dp2fl):
 
 
 def _seal(key: str, loss: float) -> Tensor:
-    """A loss as 8 bytes, encrypted: uint8 (56,)."""
+    """A loss as 8 bytes, encrypted: uint8 (_SEALED,)."""
     return _bytes(SealedBox(PublicKey(bytes.fromhex(key))).encrypt(_DOUBLE.pack(loss)))
 
 
