@@ -172,9 +172,7 @@ def test_only_rounds_and_engine_change_on_resuming(promptfed):
     assert "holds no run to resume" in promptfed("run", "--resume", "--out", "nothing", code=1)
     assert "--resume needs --out" in promptfed("run", "--resume", code=1)
     promptfed("run", "method=local", "rounds=2", *TINY, "--resume", "--out", out)  # the words it began with
-    assert "rounds = 1 must be at least the 2 rounds" in promptfed(
-        "run", "--resume", "--out", out, "rounds=1", code=1
-    )
+    assert "rounds = 1 must be at least the 2 rounds" in promptfed("run", "--resume", "--out", out, "rounds=1", code=1)
 
 
 def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):

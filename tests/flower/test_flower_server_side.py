@@ -19,7 +19,8 @@ from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.flower import certificates, consortium
 from promptfed.flower.consortium import nodes
-from promptfed.flower.link import _LISTEN, _bound, control, status
+from promptfed.flower.control import control, status
+from promptfed.flower.link import _LISTEN, _bound
 from promptfed.flower.site import read_agreed
 from promptfed.runs import build
 from promptfed.runs import config as C

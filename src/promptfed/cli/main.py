@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from ..errors import UserError, nearest
-from . import flower
+from . import flower, site  # noqa: F401 - its commands join flower's
 from .attack import attack
 from .common import console
 from .listing import list_

@@ -86,6 +86,9 @@ class Settings(BaseModel):
     runs_gb: float = Field(20.0, gt=0, description="disk space for all runs together, in GB")
     modules: tuple[str, ...] = Field((), description="modules of this site that the agreed method may be imported from")
     fetch: bool = Field(False, description="whether weights may be fetched from the hub")
+    heartbeat: float = Field(
+        10.0, ge=6, le=300, description="seconds between signs of life; after twice as many the server goes on without"
+    )
     epsilon: float | None = Field(None, gt=0, description="limit of what the site's updates may reveal, over all runs")
 
 
