@@ -89,7 +89,7 @@ def test_a_token_is_passed_in_a_file_that_only_the_app_inherits():
 
 def test_refusals_are_counted_from_the_first_and_not_from_the_start(place, monkeypatch):
     """A busy server may take minutes to answer at all, and then for a moment refuse whom it takes for connected."""
-    now, said, turns = [0.0], [], iter([(500.0, True), (30.0, True), (30.0, True), (60.0, True)])
+    now, said, turns = [0.0], [], iter([(500.0, True), (20.0, True), (20.0, True), (60.0, True)])
 
     def attend(*_):
         seconds, refused = next(turns)

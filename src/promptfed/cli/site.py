@@ -17,13 +17,15 @@ from . import lazy
 from .flower import Command, FlowerModule, Insecure, app, say
 
 if TYPE_CHECKING:
+    from ..flower import audit as audits
     from ..flower import certificates
     from ..flower import node as nodes
     from ..flower import site as sites
     from ..runs import config as C
 else:
     C = lazy.Module("runs.config")
-    certificates, nodes, sites = FlowerModule("certificates"), FlowerModule("node"), FlowerModule("site")
+    audits, certificates = FlowerModule("audit"), FlowerModule("certificates")
+    nodes, sites = FlowerModule("node"), FlowerModule("site")
 
 SiteArgument = Annotated[Path, typer.Argument(metavar="SITE", help="the site's own folder")]
 
@@ -108,6 +110,21 @@ def check(folder: SiteArgument) -> None:
     if ledger:
         say(ledger.told())
     say(f"everything is in place; next: promptfed flower node {folder}")
+
+
+@app.command(cls=Command)
+def audit(
+    folder: SiteArgument,
+    anew: Annotated[bool, typer.Option("--anew", help="move a damaged log away and begin a new one")] = False,
+) -> None:
+    """Verify and print what was asked of this site and what left it."""
+    log = sites.SiteFolder.open(folder).log()
+    if anew:
+        say(f"the log so far is in {log.begin_anew()}")
+    entries = log.entries()
+    for entry in entries:
+        say(audits.told(entry))
+    say(f"{len(entries)} lines, all as they were written")
 
 
 @app.command(cls=Command)
