@@ -143,6 +143,22 @@ def test_tables_have_means_over_seeds() -> None:
     assert "http" not in page.replace("http-equiv", ""), "it loads nothing"
 
 
+def test_false_losses_weigh_more_and_a_limit_takes_that_away(tmp_path: Path) -> None:
+    given = {**SMALL, "method": {"name": "dp2fl", "epochs": 1, "depth": 1}, "backbone": "clip-mini"}
+    given["dataset"] = {"name": "shapes", "limit": 100}
+    found = {}
+    for liars in (0.0, 0.2):
+        given["method"] = {**given["method"], "liars": liars}
+        plan = bench.prepare(None, given, ["false-losses"], ["mean"], 0.2, [], tmp_path / str(liars))
+        found[liars] = bench.execute(plan, Console(quiet=True))[1]
+    lying, limited = found[0.0], found[0.2]
+    assert lying.weight_own is not None
+    assert limited.weight_own is not None
+    assert lying.weight_own > 0.4, "one of five, backwards"
+    assert limited.weight_own < lying.weight_own - 0.1
+    assert lying.weight_shared == pytest.approx(1 / 4), "at most 1 / (K - 1)"
+
+
 @pytest.mark.parametrize(
     ("attacks", "defences", "share", "why"),
     [

@@ -15,12 +15,14 @@ from rich.console import Console
 from ..analysis.opened import Opened
 from ..clients.base import Clients
 from ..errors import UserError, unknown
+from ..methods.dp2fl import Dp2fl
 from ..runs import api, build
 from ..runs import config as C
 from ..seeding import rng
 from . import outcome
 from .base import Attack
 from .false_losses import FalseLosses
+from .influence import Weighed
 from .label_flip import LabelFlip
 from .outcome import NONE, Cell
 from .page import page
@@ -119,9 +121,9 @@ def execute(bench: Bench, console: Console) -> list[Cell]:
         for name in (NONE, *bench.attacks):
             attack = ATTACKS[name]() if name != NONE else Attack()
             folder = bench.out / f"{name}-{defence}-seed{seed}"
-            honest, accuracy = _run(config, attack, bench.share, folder)
+            honest, accuracy, weights = _run(config, attack, bench.share, folder)
             hits = [_success(attack, run, honest) for run in (folder, without)]
-            cell = Cell(name, defence, seed, accuracy, *hits)
+            cell = Cell(name, defence, seed, accuracy, *hits, *weights)
             console.print(cell.sentence, highlight=False)
             cells.append(cell)
     texts = {".md": outcome.table(cells), ".html": page(cells, bench.about)}
@@ -135,17 +137,25 @@ def malicious(clients: int, share: float, seed: int) -> list[int]:
     return sorted(rng(seed, "malicious").choice(clients, count, replace=False).tolist())
 
 
-def _run(config: C.Config, attack: Attack, share: float, folder: Path) -> tuple[list[int], float]:
-    """-> honest clients, and their mean test accuracy"""
+def _run(
+    config: C.Config, attack: Attack, share: float, folder: Path
+) -> tuple[list[int], float, tuple[float | None, ...]]:
+    """-> honest clients, their mean test accuracy, and under DP2FL what malicious ones weigh"""
     bad: list[int] = []
+    weighed: list[Weighed] = []
 
     def engine(parts: build.Parts, path: Path) -> Clients:
         bad[:] = malicious(len(parts.federation.sites), share, config.seed)
-        return attack.clients(parts, path, bad)
+        clients = attack.clients(parts, path, bad)
+        if not isinstance(parts.method, Dp2fl):
+            return clients
+        weighed.append(Weighed(clients, parts, bad))
+        return weighed[0]
 
     rows = api.execute(api.RunPlan(config, folder), engine=engine).numbers["clients"]["aggregated"]
     honest = [row for row in rows if row["client"] not in bad and row["accuracy"] is not None]
-    return [row["client"] for row in honest], float(np.mean([row["accuracy"] for row in honest]))
+    accuracy = float(np.mean([row["accuracy"] for row in honest]))
+    return [row["client"] for row in honest], accuracy, weighed[0].weights if weighed else ()
 
 
 def _success(attack: Attack, folder: Path, clients: Sequence[int]) -> float | None:

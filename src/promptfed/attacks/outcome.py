@@ -25,6 +25,8 @@ class Cell:
     accuracy: float  # mean over honest clients, on their test data
     success: float | None = None  # share of honest clients' test images that get the class that the attack wants
     chance: float | None = None  # the same share under the model of the run without an attack
+    weight_shared: float | None = None  # of malicious clients in DP2FL's global model
+    weight_own: float | None = None  # and in honest clients' data prompts, on average
 
     @property
     def sentence(self) -> str:
@@ -54,19 +56,27 @@ def defences(cells: Sequence[Cell]) -> list[str]:
 
 def table(cells: Sequence[Cell]) -> str:
     """In per cent, as Markdown: accuracy and in brackets what an attack costs under the same defence; then the success
-    of targeted attacks, and in brackets the same without the attack."""
+    of targeted attacks, and in brackets the same without the attack. Of DP2FL also what malicious clients weigh in
+    honest clients' data prompts, and in brackets in the global model."""
 
     def accuracy(attack: str, defence: str) -> str:
         value, base = (mean(cells, name, defence, "accuracy") or 0.0 for name in (attack, NONE))
         return f"{100 * value:.1f}" + ("" if attack == NONE else f" ({100 * (value - base):+.1f})")
 
-    def success(attack: str, defence: str) -> str:
-        value, chance = (mean(cells, attack, defence, of) or 0.0 for of in ("success", "chance"))
-        return f"{100 * value:.1f} ({100 * chance:.1f})"
+    def pair(first: str, second: str) -> Callable[[str, str], str]:
+        def text(attack: str, defence: str) -> str:
+            values = (mean(cells, attack, defence, of) for of in (first, second))
+            return "{} ({})".format(*("–" if value is None else f"{100 * value:.1f}" for value in values))
 
-    made = _matrix("accuracy", attacks(cells), defences(cells), accuracy)
-    aimed = targeted(cells)
-    return f"{made}\n{_matrix('success', aimed, defences(cells), success)}" if aimed else made
+        return text
+
+    columns = defences(cells)
+    made = [_matrix("accuracy", attacks(cells), columns, accuracy)]
+    if targeted(cells):
+        made.append(_matrix("success", targeted(cells), columns, pair("success", "chance")))
+    if any(cell.weight_shared is not None for cell in cells):
+        made.append(_matrix("weight", attacks(cells), columns, pair("weight_own", "weight_shared")))
+    return "\n".join(made)
 
 
 def _matrix(corner: str, rows: Sequence[str], columns: Sequence[str], text: Callable[[str, str], str]) -> str:

@@ -23,13 +23,14 @@ class PixelTrigger(Attack):
     def poisoned(self, federation: Federation, malicious: Sequence[int]) -> Federation:
         data = federation.dataset
         images, labels = np.array(data.images), np.array(data.labels)
+        mark = sha256(data.fingerprint.encode())  # outputs of frozen layers are cached by it
         for client in malicious:
             own = federation.sites[client].train
             index = rng(0, client, "trigger").choice(own, int(SHARE * len(own)), replace=False)
             images[index], labels[index] = stamped(images[index]), TARGET
-        # Outputs of frozen layers are cached by the fingerprint of their images.
-        mark = sha256(f"{data.fingerprint} {list(malicious)} trigger".encode()).hexdigest()
-        return replace(federation, dataset=replace(data, images=images, labels=labels, fingerprint=mark))
+            mark.update(index.tobytes() + images[index].tobytes())
+        poisoned = replace(data, images=images, labels=labels, fingerprint=mark.hexdigest())
+        return replace(federation, dataset=poisoned)
 
     def aimed(self, images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
         return stamped(images), np.full(len(labels), TARGET)

@@ -1,8 +1,9 @@
 """A backdoor in what is shared: malicious clients optimise the trained parameters and a trigger together.
 
 After the description of Zhang et al., "BadPromptFL" (2025). Otherwise here: all malicious clients share one trigger,
-a change of each pixel by at most LIMIT; any tuning can be attacked, by SGD at the method's own rate on the sum of two
-cross-entropies: of images as they are with their labels, and with the trigger and the target.
+a change of each pixel by at most LIMIT. Any tuning can be attacked: on each batch the trigger takes some steps towards
+the target, then the parameters one of SGD, at the method's own rate, on the sum of two cross-entropies: of images as
+they are with their labels, and with the trigger and the target.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from .base import TARGET, Attack
 from .clients import Malicious
 
 LIMIT = 16.0  # of a pixel's 255
-_EPOCHS = 10  # of local training, whatever the method's are
-_STEP = 1.0  # of the trigger, by the sign of its gradient
+_STEPS = 5  # of the trigger for each of the parameters: one of 255, by the sign of the gradient
 
 
 class PromptBackdoor(Attack):
@@ -63,18 +63,21 @@ class _Backdoored(Malicious):
         learned = [p.requires_grad_() for name, p in params.items() if method.tuning.role(name) in method.roles()]
         trigger = self._attack.trigger.requires_grad_()
         descend = torch.optim.SGD(learned, method.lr, method.momentum)
-        plan = Phase({}, method.batch_size, epochs=_EPOCHS)
+
+        def loss(pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            batch = Batch((pixels - mean) / std, labels, None, pixels.new_zeros(2), {})
+            return F.cross_entropy(method.tuning.logits(model, params, batch, ctx), labels)
+
+        plan = Phase({}, method.batch_size, epochs=max(1, method.epochs))
         for at in batches(len(y), plan, rng(*self.draws(round), update.client, "backdoor")):
-            clean, wanted = y[at], torch.full_like(y[at], TARGET)
-            loss = torch.zeros((), device=parts.device)
-            for images, labels in ((x[at].float(), clean), ((x[at] + trigger).clamp(0, 255), wanted)):
-                batch = Batch((images - mean) / std, labels, None, images.new_zeros(2), {})
-                loss = loss + F.cross_entropy(method.tuning.logits(model, params, batch, ctx), labels)
-            slope, *slopes = torch.autograd.grad(loss, [trigger, *learned], allow_unused=True)
-            for p, g in zip(learned, slopes, strict=True):
+            images, wanted = x[at].float(), torch.full_like(y[at], TARGET)
+            for _ in range(_STEPS):
+                (slope,) = torch.autograd.grad(loss((images + trigger).clamp(0, 255), wanted), [trigger])
+                with torch.no_grad():
+                    trigger.sub_(slope.sign()).clamp_(-LIMIT, LIMIT)
+            both = loss(images, y[at]) + loss((images + trigger.detach()).clamp(0, 255), wanted)
+            for p, g in zip(learned, torch.autograd.grad(both, learned, allow_unused=True), strict=True):
                 p.grad = g
             descend.step()
-            with torch.no_grad():
-                trigger.sub_(_STEP * slope.sign()).clamp_(-LIMIT, LIMIT)
         self._attack.trigger = trigger.detach()
         return method.upload({name: p.detach() for name, p in params.items()}, ctx)
