@@ -2,7 +2,7 @@
 beyond its count."""
 
 import shutil
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,10 +31,9 @@ FILES = (
 
 
 def flipped(content):
-    """One bit of a byte in the middle; of LMDB's pages, which hold old values too, one in each after the first two."""
-    pages, changed = range(2 * 4096 + 2000, len(content), 4096), bytearray(content)
-    for at in pages if len(pages) > 5 else [len(content) // 2]:
-        changed[at] ^= 2
+    """One bit of a byte in the middle; of private values, which are on pages among empty ones, one in a name."""
+    changed, named = bytearray(content), content.find(b"private/")
+    changed[named if named > 0 else len(content) // 2] ^= 2
     return bytes(changed)
 
 
@@ -87,6 +86,7 @@ def test_a_damaged_file_is_named_or_made_good(whole, tmp_path, name, damage):
     silent = (name in ("site.toml", "consortium.toml") and damage == "flipped") or (
         name == "released.json" and damage in ("removed", "flipped")
     )
+    silent = silent or (Path(name).name == "received.safetensors" and damage == "removed")  # "has no model yet"
     assert told or (silent and (said or released >= 2)), said
 
 
@@ -130,6 +130,5 @@ def test_a_deleted_run_begins_anew_and_a_lost_memory_does_not(whole, tmp_path):
     shutil.rmtree(place.run("first"))
     with closing(place.host("first", whole[1])) as host:
         host.run = 1
-        with suppress(AssertionError):
-            ask(host, Train(round=2, score=False))
+        ask(host, Train(round=2, score=False))
     assert place.log().entries()[-1]["kind"] == "left"

@@ -61,6 +61,9 @@ class Command(TyperCommand):
 app = typer.Typer(help="Federated learning between real sites, on Flower.", no_args_is_help=True, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Argument(metavar="CONSORTIUM", help="the consortium's folder at the server")]
+Metrics = Annotated[
+    int | None, typer.Option("--metrics", min=1, max=65535, help="a port of 127.0.0.1 where Prometheus finds numbers")
+]
 RunName = Annotated[str, typer.Option("--name", help="of the run; the same name again resumes it")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="without TLS and keys, on this machine alone: for experiments")
@@ -137,9 +140,10 @@ def link(
         str, typer.Option("--host", help="the address to listen on: 127.0.0.1, 0.0.0.0 for all, :: for IPv6 too")
     ] = "127.0.0.1",
     insecure: Insecure = False,
+    metrics: Metrics = None,
 ) -> None:
     """Run the SuperLink until it is stopped."""
-    links.link(folder, host, insecure, say)
+    links.link(folder, host, insecure, say, metrics)
 
 
 @app.command(cls=Command)

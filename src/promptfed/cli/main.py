@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import warnings
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from .. import files
 from ..errors import UserError, nearest
 from . import flower, site  # noqa: F401 - its commands join flower's
 from .attack import attack
@@ -95,6 +95,6 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"promptfed: {error}")
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in files.FULL:
             raise
-        sys.exit("promptfed: no space left on the device; free some and resume, completed rounds are kept")
+        sys.exit(f"promptfed: {error.strerror}: make room and repeat the command")

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import UserError
 from . import lazy
-from .flower import Command, FlowerModule, Insecure, app, say
+from .flower import Command, FlowerModule, Insecure, Metrics, app, say
 
 if TYPE_CHECKING:
     from ..flower import audit as audits
@@ -128,10 +128,10 @@ def audit(
 
 
 @app.command(cls=Command)
-def node(folder: SiteArgument, insecure: Insecure = False) -> None:
+def node(folder: SiteArgument, insecure: Insecure = False, metrics: Metrics = None) -> None:
     """Take part in runs until stopped."""
     place = sites.SiteFolder.open(folder) if insecure else _complete(folder)
-    nodes.run(place, insecure, lambda text: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}"))
+    nodes.run(place, insecure, lambda text: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}"), metrics)
 
 
 def _describe(parts: Any, client: int) -> None:

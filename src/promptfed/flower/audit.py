@@ -54,20 +54,19 @@ class AuditLog:
             files.write(file, file.read_bytes()[:size], private=True)
         file.touch(0o600)
         files.append(file, json.dumps(line) + "\n")
-        head = _Head(lines=len(entries) + 1, digest=line["digest"])
-        files.write(self.folder / HEAD, head.model_dump_json().encode(), private=True)
+        self._write_head(line["digest"], len(entries) + 1)
 
     def updates(self) -> dict[float, int]:
         """Number of updates released under differential privacy so far, per noise."""
-        found = next((entry["updates"] for entry in reversed(self.entries()) if "updates" in entry), {})
-        return {float(noise): n for noise, n in found.items()}
+        counts: list[dict[str, int]] = [entry["updates"] for entry in self.entries() if "updates" in entry]
+        return {float(noise): n for noise, n in counts[-1].items()} if counts else {}
 
     def begin_anew(self) -> Path:
         """Moves a damaged log away; -> where it is now"""
         aside = self.folder / f"{LOG}.{datetime.now(UTC):%Y%m%d-%H%M%S}"
         (self.folder / LOG).touch(0o600)
         (self.folder / LOG).rename(aside)
-        (self.folder / HEAD).unlink(missing_ok=True)
+        self._write_head("", 0)
         self.append(kind="begun anew", before=sha256(aside.read_bytes()).hexdigest())
         return aside
 
@@ -95,6 +94,10 @@ class AuditLog:
         if not head and any((self.folder / "runs").glob("*/clients")):
             raise self._damaged(LOG, "it is missing, and there are runs")
         return entries, len(whole)
+
+    def _write_head(self, digest: str, lines: int) -> None:
+        content = _Head(lines=lines, digest=digest).model_dump_json().encode()
+        files.write(self.folder / HEAD, content, private=True)
 
     def _head(self) -> _Head | None:
         file = self.folder / HEAD

@@ -15,19 +15,23 @@ import uvicorn
 
 from ..errors import UserError
 from . import _flwr as F
-from . import certificates
+from . import certificates, metrics
 from .consortium import DATABASE, NODES, TLS
 from .control import HERE
 from .door import Admitted, Door, signed_by
 from .server import FOLDER, LINK
 from .site import AGREED, read_agreed
 
-_LISTEN = {HERE: [HERE], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # always there, too
+_LISTEN = {HERE: [HERE], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # nosec B104 - as asked for
 _CONNECTIONS = 1000  # at once
 
 
 def link(
-    folder: Path, host: str = HERE, insecure: bool = False, say: Callable[[str], None] = lambda text: None
+    folder: Path,
+    host: str = HERE,
+    insecure: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    port_of_metrics: int | None = None,
 ) -> None:
     """Runs the consortium's SuperLink until it is stopped. `insecure`: without TLS and keys, on this machine alone."""
     folder = folder.expanduser().absolute()
@@ -55,7 +59,10 @@ def link(
     app = F.create_app(config, F.SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
     admitted: Admitted = (lambda headers: True) if insecure else signed_by(state.get_node_id_by_public_key)
-    app.add_middleware(Door, admitted=admitted, answer=agreed.answer_mb * 10**6)  # outermost
+    refused = metrics.Count()
+    app.add_middleware(Door, admitted=admitted, answer=agreed.answer_mb * 10**6, refused=refused.add)  # outermost
+    if port_of_metrics:
+        metrics.serve(port_of_metrics, lambda: metrics.of_link(folder, insecure, refused))
     server = uvicorn.Server(
         uvicorn.Config(
             app,

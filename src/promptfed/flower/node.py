@@ -34,6 +34,7 @@ import httpx
 from .. import files
 from ..errors import UserError
 from . import _flwr as F
+from . import metrics
 from ._flwr import ClientApp, Context, Message, log
 from .app import Resident, client_app
 from .certificates import CA, KEY, PUBLIC, write_private
@@ -62,12 +63,19 @@ flower_supernode()
 """
 
 
-def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
+def run(
+    site: SiteFolder,
+    insecure: bool = False,
+    said: Callable[[str], None] = partial(print, flush=True),
+    port_of_metrics: int | None = None,
+) -> None:
     """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
     site.private()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # an exception, so that everything is closed
     with _alone(site):
+        if port_of_metrics:
+            metrics.serve(port_of_metrics, lambda: metrics.of_node(site.log().entries()))
         resident = Resident(site)
         try:
             verify = None if insecure else Verifier(site.agreed.key)
@@ -116,7 +124,7 @@ def _ahead(site: SiteFolder) -> float:
     try:
         trust = ssl.create_default_context(cafile=site.folder / CA)
         answer = httpx.head(f"https://{site.agreed.address}/", verify=trust, timeout=10)
-        return time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()
+        return time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp() - 0.5  # it has whole seconds
     except (OSError, httpx.HTTPError, KeyError, ValueError):
         return 0.0
 

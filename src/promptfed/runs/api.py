@@ -248,6 +248,13 @@ def execute(
         numbers = record.result(folder.lines(), about)
         files.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
         return Result(path, numbers)
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
+        raise UserError(
+            f'--out = "{path}" cannot be written ({error.strerror}): make room and resume the run; completed rounds '
+            "are kept"
+        ) from None
     finally:
         tracked.close()
         folder.close()
