@@ -62,6 +62,8 @@ def prepare(
         defence: C.make(source, {"aggregation": {"malicious": share}}, given, own, {"aggregation": {"name": defence}})
         for defence in defences or DEFENCES
     }
+    if any(config.secure.aggregation for config in configs.values()):
+        raise UserError("secure.aggregation = true hides the updates that attacks are made of (allowed: false)")
     if (out / "attacks.json").exists():
         raise UserError(f'--out = "{out}" holds a bench already: choose another')
     return Bench(configs, (NONE, *(attacks or ATTACKS)), share, out)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from ..aggregation.base import Change, change_of
-from ..clients.base import Clients, Take, Tell
+from ..clients.base import Clients, Reply, Take, Tell
+from ..clients.messages import Masks, Task
 from ..method import Method
 from ..params import Params
 from ..phases import Update
@@ -39,13 +40,21 @@ class Attacked(Clients):
         return self._clients.enroll(clients)
 
     def train(
-        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+        self,
+        sent: Mapping[int, Params],
+        round: int,
+        score: bool,
+        take: Take = lambda update: update,
+        masks: Masks | None = None,
     ) -> tuple[list[Update], list[Scores]]:
         updates, scores = self._clients.train(sent, round, score)
         return [take(update) for update in self._attacked(updates, round)], scores
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
         return self._clients.send_second(sent, round)
+
+    def ask(self, task: Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
+        return self._clients.ask(task, sent)
 
     def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         return self._clients.evaluate(sent, as_of=as_of, pooled=pooled, after_local=after_local)
