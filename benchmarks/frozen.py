@@ -21,7 +21,6 @@ reuse what the allocator kept. CPU seconds include the kernel's time to allocate
 """
 
 import argparse
-import multiprocessing
 import resource
 import statistics
 import time
@@ -275,6 +274,8 @@ PARTS = {"text": text, "prefix": prefix, "peak": peak}
 
 
 def main() -> None:
+    import noise  # not needed by the parts, whose memory is measured
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--pairs", type=int, default=7)
@@ -282,11 +283,7 @@ def main() -> None:
     args = parser.parse_args()
     for part in args.parts:
         pairs = args.text_pairs if part == "text" else args.pairs
-        process = multiprocessing.get_context("spawn").Process(target=alone, args=(part, pairs))
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise SystemExit(process.exitcode)
+        noise.in_own_process(alone, part, pairs)
 
 
 if __name__ == "__main__":

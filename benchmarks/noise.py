@@ -1,5 +1,7 @@
-"""Random images split evenly among clients, and an engine to train them round by round."""
+"""What benchmarks share: random images split evenly among clients, an engine to train them round by round, and a
+process for each part that is measured."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,3 +55,12 @@ def rounds(folder: Path, held: Federation, **settings: Any) -> Iterator[Callable
         yield one
     finally:
         clients.close()
+
+
+def in_own_process(work: Callable[..., None], *arguments: Any) -> None:
+    """A part that fails ends the benchmark."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)

@@ -17,7 +17,6 @@ are written here, in the manner of published implementations:
 
 import argparse
 import copy
-import multiprocessing
 import os
 import statistics
 import tempfile
@@ -170,12 +169,8 @@ def main() -> None:
         "promptfl": [(frozen.alone, ("text", given.pairs))],
         "sgpt": [(frozen.alone, ("prefix", given.pairs))],
     }
-    for target, arguments in (one for part in given.parts for one in alone[part]):
-        process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise SystemExit(process.exitcode)
+    for work, arguments in (one for part in given.parts for one in alone[part]):
+        noise.in_own_process(work, *arguments)
 
 
 if __name__ == "__main__":

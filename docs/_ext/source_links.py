@@ -1,7 +1,7 @@
 """Links from the text to lines of the code.
 
-In plain Markdown, a link such as [`Sgpt.loss`](../../src/promptfed/methods/sgpt.py) opens the file. On the site it
-opens a page with the source, at the line that defines the name. A name that the file does not define is a warning,
+In plain Markdown, a link such as [`FedProx.loss`](../../src/promptfed/methods/fedprox.py) opens the file. On the site
+it opens a page with the source, at the line that defines the name. A name that the file does not define is a warning,
 which fails the build.
 """
 

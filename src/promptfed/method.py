@@ -63,6 +63,7 @@ class Method(BaseModel):
     memory: ClassVar[tuple[str, ...]] = ()  # roles whose trained values the client also remembers
     own_down: ClassVar[bool] = False  # whether down() gives clients models of their own
     averages: ClassVar[bool] = True  # whether aggregate() averages updates; if not, rules cannot choose among them
+    by_mean: ClassVar[bool] = False  # whether an aggregate() of its own uses only a mean, which a rule can replace
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
     reference: ClassVar[bool] = False  # whether tables show it apart, to measure others by
     centralised: ClassVar[bool] = False  # whether all clients' training data are pooled
@@ -193,6 +194,10 @@ class Method(BaseModel):
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever
         aggregate() and send_second() rely on is checked here. Parameters have been checked."""
         return ""
+
+    def stride(self, n: int) -> float:
+        """Server: what the change of a client with n samples is divided by where aggregate() compares clients."""
+        return 1.0
 
     def merge(self, state: State, mean: Params) -> State:
         """Server: the new state, by the clients' mean alone. A method that needs no more overrides this instead of

@@ -12,7 +12,7 @@ from promptfed.aggregation import Aggregation, apply, check, check_count
 from promptfed.errors import UserError
 from promptfed.method import FedAvg
 from promptfed.methods import create
-from promptfed.params import Params
+from promptfed.params import Params, nested, under
 from promptfed.phases import Update
 
 SAMPLES = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -165,3 +165,59 @@ def test_what_methods_and_rounds_can_take_passes() -> None:
         check_count(Aggregation(name="bulyan", malicious=0.2), 10)
     with pytest.raises(UserError, match="needs its trusted client in every round"):
         check(Aggregation(name="fltrust", trusted=0), create("fedavg"), "fedavg", 0.5)
+
+
+START_STATE = params(START)
+
+
+def by_rule(name: str, rule: Any, settings: dict[str, Any] | None = None) -> tuple[Params, Params]:
+    """The server's state before and after a round of eleven clients, of which two are far away."""
+    method = create(name, settings or {})
+    state = {**START_STATE, **own_state(name)}
+    updates = [Update(i, START_STATE, params(p), n) for i, (p, n) in enumerate(zip(POINTS, SAMPLES, strict=True))]
+    check(Aggregation(name=rule), method, name, 1.0)
+    used = Aggregation(name=rule).rule()
+    assert used
+    made, kept, _ = apply(used, method, state, START_STATE, updates, (0, 1))
+    assert kept == updates
+    return state, made
+
+
+def own_state(name: str) -> Params:
+    zero = {key: torch.zeros_like(p) for key, p in START_STATE.items()}
+    own = {"scaffold": "control", "feddyn": "h"}.get(name)
+    return {**nested(own, zero), "clients": torch.tensor(11.0)} if own else {}
+
+
+def test_pfedme_goes_part_of_the_way_to_the_median() -> None:
+    _, made = by_rule("pfedme", "median", {"beta": 0.5})
+    assert row(made) == pytest.approx((START + np.median(POINTS, 0)) / 2, rel=1e-5)
+
+
+def test_feddyn_learns_its_state_from_the_median() -> None:
+    _, made = by_rule("feddyn", "median", {"alpha": 0.1})
+    h = -0.1 * (np.median(POINTS, 0) - START)  # all clients take part
+    assert row(under(made, "h")) == pytest.approx(h, rel=1e-4)
+    assert row(made) == pytest.approx(np.median(POINTS, 0) - h / 0.1, rel=1e-4)
+
+
+def test_fednova_combines_changes_of_equal_length() -> None:
+    _, made = by_rule("fednova", "median", {"epochs": 2, "batch_size": 2})
+    steps = np.array([2 * -(-n // 2) for n in SAMPLES])
+    middle = np.median((POINTS - START) / steps[:, None], 0)
+    assert row(made) == pytest.approx(START + np.average(steps, weights=SAMPLES) * middle, rel=1e-4)
+
+
+def test_scaffold_has_model_and_control_variate_of_the_median() -> None:
+    _, made = by_rule("scaffold", "median", {"epochs": 2, "batch_size": 2, "lr": 0.5})
+    middle, steps = np.median(POINTS, 0), np.array([2 * -(-n // 2) for n in SAMPLES])
+    assert row(made) == pytest.approx(middle, rel=1e-5)
+    assert row(under(made, "control")) == pytest.approx((START - middle) * np.mean(1 / (0.5 * steps)), rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["trimmed-mean", "bulyan", "geometric-median"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fednova", "pfedme"])
+def test_methods_with_a_state_of_their_own_take_every_combination(name: str, rule: str) -> None:
+    state, made = by_rule(name, rule)
+    assert made.keys() == state.keys()
+    assert np.abs(row(made)).max() < 40, "the two far away do not decide"

@@ -210,7 +210,7 @@ def test_an_agreement_does_not_run_code_that_the_site_has_not_allowed(tmp_path, 
     module = f"helpers_{tmp_path.name}"
     (tmp_path / f"{module}.py").write_text(f"""
 from pathlib import Path
-from promptfed.methods import FedAvg
+from promptfed.method import FedAvg
 Path({str(tmp_path / "ran")!r}).touch()
 class Mine(FedAvg): pass
 """)

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptfed.methods.dp2fl import EPS, combine, distance, global_weights, local_weights
+from promptfed.methods.dp2fl.data_prompt import combine, distance
+from promptfed.methods.dp2fl.weights import EPS, global_weights, local_weights
 
 # ---- global weights (Eq. 8)
 

@@ -175,3 +175,12 @@ def test_a_mode_with_a_class_of_its_own() -> None:
     assert type(create("dp2fl", {"privacy": "open"})) is Dp2fl
     with pytest.raises(ValueError, match=r'method\.privacy = "sealed" is not a mode of Dp2fl, use SealedDp2fl'):
         Dp2fl(privacy="sealed")
+
+
+FOLDER = Path(methods.__file__).parent
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: file.relative_to(FOLDER).as_posix())
+def test_a_method_can_be_read_at_once(file: Path) -> None:
+    if file not in (FOLDER / "__init__.py", FOLDER / "catalogue.py"):  # names of all methods
+        assert len(file.read_text().splitlines()) <= 120

@@ -11,7 +11,9 @@ from sgpt_toy import CLASSES, DEPTH, GROUP, HEAD, LENGTH, MODEL, NAME, SHARED, S
 import promptfed
 from promptfed.errors import UserError
 from promptfed.methods import create
-from promptfed.methods.sgpt import Sgpt, SharedGroup, orthogonal
+from promptfed.methods.sgpt import Sgpt
+from promptfed.methods.sgpt.features import SharedGroup
+from promptfed.methods.sgpt.keys import orthogonal
 from promptfed.models import ViT
 from promptfed.params import numel
 from promptfed.testing import check_method

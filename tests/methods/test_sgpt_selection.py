@@ -7,7 +7,7 @@ import pytest
 import torch
 from sgpt_toy import DEPTH, MODEL, SMALL, WIDTH, G, W, context, cosines, small, some, whole
 
-from promptfed.methods.sgpt import SharedGroup
+from promptfed.methods.sgpt.features import SharedGroup
 
 # ---- the query
 

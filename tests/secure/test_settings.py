@@ -1,6 +1,7 @@
 """Which methods and settings go with secure aggregation, and how a run has it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import promptfed
 from fitting import SMALL as FITTING
 from fitting import embedded
 from promptfed import UserError, methods, models
-from promptfed.attacks.bench import prepare
+from promptfed.attacks.clients import Malicious
+from promptfed.clients.local import LocalClients
 from promptfed.methods import ALIASES, METHODS
 from promptfed.runs import config as C
 from promptfed.runs.opened import reading
@@ -86,9 +88,10 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str
         C.make(SMALL, C.undot(settings.items()))
 
 
-def test_attacks_need_updates_that_can_be_seen(tmp_path: Path) -> None:
+def test_attacks_need_updates_that_can_be_seen() -> None:
+    parts: Any = SimpleNamespace(config=C.make(SMALL))
     with pytest.raises(UserError, match=r"^secure.aggregation = true hides the updates that attacks are made of"):
-        prepare(None, {"secure": {"aggregation": True}}, [], ["mean"], 0.2, tmp_path)
+        Malicious(LocalClients({}, []), parts, [])
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""LoRA of a CLIP in the format of the peft library."""
+"""LoRA of a CLIP, and of a ViT with its head, in the format of the peft library."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tiny import near
 CPU = torch.device("cpu")
 
 
-def predictor(name: str = "fedit", backbone: str = "clip-mini", **settings: object) -> Predictor:
+def predictor(name: str = "fedit", backbone: str = "clip-mini", size: int = 32, **settings: object) -> Predictor:
     """As if it had been trained."""
-    model = models.build(backbone, (3, 32, 32), 3, 0, ("circle", "square", "star"))
+    model = models.build(backbone, (3, size, size), 3, 0, ("circle", "square", "star"))
     tuning = create(name, settings).tuning
     card = {"method": {"name": name}, "classes": ["circle", "square", "star"]}
     return Predictor(card, tuning, model, near(tuning.init(model, 0), 1, 0.1), CPU)
@@ -80,10 +80,84 @@ def test_peft_loads_them_on_the_same_backbone(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(clip, made, x), expected(made, x), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("name", "backbone"), [("fedit", "vit-mini"), ("promptfl", "clip-mini")])
+# ---- a ViT
+
+
+@pytest.fixture(scope="module")
+def vit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published ViT with two classes of its own, and random weights."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    torch.manual_seed(0)
+    vit = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32, patch_size=8))
+    folder = tmp_path_factory.mktemp("vit")
+    vit.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 32, "width": 32}}))
+    return folder
+
+
+def vit_predictor(folder: Path, size: int = 32, **settings: object) -> Predictor:
+    """Its head sees features on a scale."""
+    made = predictor(backbone=str(folder), size=size, rank=2, **settings)
+    g = torch.Generator().manual_seed(2)
+    made.params["scale.mean"] = torch.randn(24, generator=g)
+    made.params["scale.std"] = 0.5 + torch.rand(24, generator=g)
+    return made
+
+
+def vit_logits(vit: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = vit(pixel_values=x, interpolate_pos_encoding=x.shape[-1] != 32).logits
+    return found
+
+
+def test_the_files_of_a_vit_hold_lora_and_head(vit_folder: Path, tmp_path: Path) -> None:
+    """Added to the weights of transformers' own ViT by hand, they give the same logits."""
+    transformers = pytest.importorskip("transformers")
+    made = vit_predictor(vit_folder, projections=("q", "v"))
+    tensors = load_file(peft.write(made, tmp_path))
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    vit = transformers.ViTForImageClassification.from_pretrained(
+        vit_folder, num_labels=3, ignore_mismatched_sizes=True
+    ).eval()
+    modules = dict(vit.named_modules())
+    there = [name for name in config["target_modules"] if name in modules]
+    assert len(there) == 2 * 2, "layers and projections"
+    for name in there:
+        a, b = (tensors[f"base_model.model.{name}.lora_{m}.weight"] for m in "AB")
+        modules[name].weight.data += config["lora_alpha"] / config["r"] * b @ a
+    assert config["modules_to_save"] == ["classifier"]
+    vit.classifier.weight.data, vit.classifier.bias.data = (
+        tensors[f"base_model.model.classifier.{part}"] for part in ("weight", "bias")
+    )
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(vit_logits(vit, x), expected(made, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [32, 48])
+def test_peft_loads_a_vit_with_its_head(size: int, vit_folder: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    made = vit_predictor(vit_folder, size)
+    peft.write(made, tmp_path)
+    frozen = transformers.ViTForImageClassification.from_pretrained(
+        vit_folder, num_labels=3, ignore_mismatched_sizes=True
+    )
+    vit = library.PeftModel.from_pretrained(frozen, tmp_path).eval()
+    x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(vit_logits(vit, x), expected(made, x), rtol=1e-4, atol=1e-5)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone"), [("fedit", "vit-mini"), ("promptfl", "clip-mini"), ("fedvpt", "vit-mini")]
+)
 def test_what_has_no_form_in_peft_is_refused(name: str, backbone: str, tmp_path: Path) -> None:
     message = (
-        rf'^export --peft: "{name}" on backbone "{backbone}" has no form in PEFT \(allowed: LoRA on a whole CLIP\)$'
+        rf'^export --peft: "{name}" on backbone "{backbone}" has no form in PEFT \(allowed: LoRA on a whole CLIP, '
+        r"or on a ViT that transformers loads as ViTForImageClassification\)$"
     )
     with pytest.raises(UserError, match=message):
         peft.write(predictor(name, backbone), tmp_path / "out")

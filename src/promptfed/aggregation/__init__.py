@@ -61,7 +61,7 @@ def check(asked: Aggregation, method: Method, name: str, fraction: float) -> Non
         return
     if not method.averages and not isinstance(rule, NormBound):
         why, allowed = "its server does not average updates", "mean, norm-bound"
-    elif isinstance(rule, Combination) and not method.streams:
+    elif isinstance(rule, Combination) and not (method.streams or method.by_mean):
         why, allowed = "its server needs each update, with weights of its own", "mean, norm-bound, krum, multi-krum"
     elif isinstance(rule, FlTrust) and asked.trusted < 0:
         raise UserError("aggregation.trusted must be set for fltrust: the number of the client that the server trusts")

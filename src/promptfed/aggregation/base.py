@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -60,15 +60,24 @@ class Selection(Rule):
 
 
 class Combination(Rule):
-    """Makes one update of all, in place of their mean."""
+    """Makes one update of all, in place of their mean. Methods that aggregate in their own way, but by a mean alone
+    (`Method.by_mean`), see it as what every client has sent."""
 
     @abstractmethod
     def combine(self, changes: list[Change]) -> tuple[Params, Notes]:
         """-> what takes the place of the mean, and notes"""
 
     def aggregate(self, method: Method, state: State, changes: list[Change]) -> tuple[State, list[Update], Notes]:
-        made, notes = self.combine(changes)
-        return method.merge(state, made), [change.update for change in changes], notes
+        updates = [change.update for change in changes]
+        if method.streams:
+            made, notes = self.combine(changes)
+            return method.merge(state, made), updates, notes
+        # The mean of equal updates is their value, whatever the weights: as if all clients had sent what the rule made.
+        strides = [method.stride(update.n) for update in updates]
+        paired = list(zip(changes, strides, strict=True))
+        made, notes = self.combine([moved(change, scaled(change, 1 / stride)) for change, stride in paired])
+        alike = [replace(c.update, up=scaled(moved(c, made), stride)) for c, stride in paired]
+        return method.aggregate(state, alike), updates, notes
 
 
 def apply(
@@ -83,12 +92,22 @@ def apply(
     return made, used, {"rule": rule.name, "clients": rows}
 
 
+def moved(change: Change, up: Params) -> Change:
+    """The same client with another update."""
+    norm = math.sqrt(sum(squares(up[name], p) for name, p in change.still.items()))
+    return Change(replace(change.update, up=up), change.still, norm)
+
+
 def change_of(method: Method, init: Params, update: Update, draws: tuple[int, int]) -> Change:
+    still = method.unmoved(init, seen(update, draws))
+    return moved(Change(update, still, 0.0), update.up)
+
+
+def seen(update: Update, draws: tuple[int, int]) -> Context:
+    """Of a client, what the server knows: what it was sent."""
     down, once = split_once(update.sent)
     none = torch.zeros((), dtype=torch.int64)
-    ctx = Context(down, {}, None, none, none.expand(1), once=once, draws=(*draws, update.client))
-    still = method.unmoved(init, ctx)
-    return Change(update, still, math.sqrt(sum(squares(update.up[name], p) for name, p in still.items())))
+    return Context(down, {}, None, none, none.expand(1), once=once, draws=(*draws, update.client))
 
 
 def squares(a: Tensor, b: Tensor) -> float:

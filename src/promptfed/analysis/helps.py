@@ -13,7 +13,9 @@ import torch
 
 from .. import params as P
 from ..errors import UserError
-from ..methods.dp2fl import Dp2fl, distance, local_weights
+from ..methods.dp2fl import Dp2fl
+from ..methods.dp2fl.data_prompt import distance
+from ..methods.dp2fl.weights import local_weights
 from ..params import Params
 from ..report import marks, style
 from ..training import context

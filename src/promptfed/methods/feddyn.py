@@ -17,6 +17,7 @@ _CLIENTS = "clients"  # how many there are (m)
 
 class FedDyn(Method):
     paper = "Acar et al., ICLR 2021"
+    by_mean = True
     keeps = "its last gradient"
 
     alpha: float = Field(0.01, gt=0, description="weight of the dynamic regularisation")

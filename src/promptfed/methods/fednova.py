@@ -11,6 +11,7 @@ from .. import params as P
 
 class FedNova(Method):
     paper = "Wang et al., NeurIPS 2020"
+    by_mean = True
 
     @model_validator(mode="after")
     def _sgd(self) -> "FedNova":
@@ -20,7 +21,7 @@ class FedNova(Method):
             )
         return self
 
-    def effective(self, n: int) -> float:
+    def stride(self, n: int) -> float:
         """|a_i|_1 of a client with n samples: how often its gradients count in its change. Without momentum rho it is
         the number of steps tau, otherwise the sum over steps k of (1 - rho^k) / (1 - rho)."""
         steps, rho = max(self.phase().length(n), 1), self.momentum
@@ -28,7 +29,7 @@ class FedNova(Method):
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """x <- x + tau_eff sum p_i (y_i - x) / |a_i|_1, with p_i by samples and tau_eff = sum p_i |a_i|_1"""
-        lengths = [self.effective(u.n) for u in updates]
+        lengths = [self.stride(u.n) for u in updates]
         weights = [u.n / a for u, a in zip(updates, lengths, strict=True)]
         samples = sum(u.n for u in updates)
         tau = sum(u.n * a for u, a in zip(updates, lengths, strict=True)) / samples

@@ -20,6 +20,7 @@ class PFedMe(Method):
     """`lr` is the rate of the local model w (eta). Each of its steps takes a batch for the whole inner problem."""
 
     paper = "Dinh et al., NeurIPS 2020"
+    by_mean = True
 
     lr: float = Field(0.005, gt=0, description="local learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")

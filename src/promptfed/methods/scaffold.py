@@ -19,6 +19,7 @@ class Scaffold(Method):
     """What a client sends is FedAvg's update: the change of c_i follows from it, and the server computes it too."""
 
     paper = "Karimireddy et al., ICML 2020"
+    by_mean = True
     keeps = "its control variate"
 
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; must be 0")

@@ -1,37 +1,43 @@
-"""LoRA in the format of the `peft` library, adapter_config.json and adapter_model.safetensors, for a CLIP."""
+"""LoRA in the format of the `peft` library, adapter_config.json and adapter_model.safetensors.
+
+Of a CLIP, or of a ViT with its head.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import save
 
 from .. import files, models
 from ..errors import UserError
-from ..models import CLIP
+from ..models import CLIP, Model
 from ..models.pretrained.load import published_names
 from ..params import Params
+from ..tunings.heads import SCALE
 from ..tunings.lora import Lora
 from .predictor import Predictor
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_HEAD = "classifier"  # of transformers' ViTForImageClassification
+# Parts of a ViT's names in files and in transformers 4, and in transformers 5.
+_RENAMED = {"encoder.layer.": "layers.", **{f"attention.{p}": f"{p[0]}_proj" for p in ("query", "key", "value")}}
 
 
 def write(made: Predictor, folder: Path) -> Path:
     """-> the weights"""
     tuning = made.tuning
-    if not isinstance(tuning, Lora) or not isinstance(made.model, CLIP):
+    where = models.place(made.model.name)
+    modules = _modules(tuning, made.model, where) if isinstance(tuning, Lora) else {}
+    if not isinstance(tuning, Lora) or not modules:
         raise UserError(
             f'export --peft: "{made.card["method"]["name"]}" on backbone "{made.model.name}" has no form in PEFT '
-            "(allowed: LoRA on a whole CLIP)"
+            "(allowed: LoRA on a whole CLIP, or on a ViT that transformers loads as ViTForImageClassification)"
         )
-    where = models.place(made.model.name)
-    modules = _modules(tuning, made.model, where)
-    tensors: Params = {}
-    for ours, theirs in modules.items():
-        for mine, its in (("a", "lora_A"), ("b", "lora_B")):
-            tensors[f"base_model.model.{theirs}.{its}.weight"] = made.params[f"lora.{mine}.{ours}"].cpu().contiguous()
+    tensors, head = _lora(made.params, modules), _classifier(made.params)
     rank = len(made.params[f"lora.a.{next(iter(modules))}"])  # under FlexLoRA the client's own
     config = {
         "peft_type": "LORA",
@@ -40,21 +46,33 @@ def write(made: Predictor, folder: Path) -> Path:
         "lora_alpha": tuning.scale * rank,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted(modules.values()),
+        "target_modules": sorted(name for theirs in modules.values() for name in _names(theirs)),
+        "modules_to_save": [_HEAD] if head else None,
         "inference_mode": True,
     }
+    return _save(folder, config, {f"base_model.model.{name}": p.cpu() for name, p in {**tensors, **head}.items()})
+
+
+def _save(folder: Path, config: dict[str, Any], tensors: Params) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())
-        files.write(folder / _WEIGHTS, save(tensors))
+        files.write(
+            folder / _WEIGHTS,
+            save({name: p.clone(memory_format=torch.contiguous_format) for name, p in tensors.items()}),
+        )
     except OSError as error:
         raise UserError(f'"{folder}" cannot be written: {error.strerror}') from None
     return folder / _WEIGHTS
 
 
-def _modules(tuning: Lora, model: CLIP, where: str) -> dict[str, str]:
-    """Our name of each projection that is tuned -> the module's in transformers."""
+def _modules(tuning: Lora, model: Model, where: str) -> dict[str, str]:
+    """Our name of each projection that is tuned -> the module's in transformers. Empty where transformers has no such
+    model: its other ViTs with a head, and the image tower of a CLIP, do not classify by cls alone."""
     theirs = published_names(where)
+    clip = isinstance(model, CLIP)
+    if not clip and "layernorm_before" not in theirs.get("body.blocks.0.norm1.weight", ("",))[0]:
+        return {}
     found: dict[str, str] = {}
     for layer in tuning.layers(model):
         parts = theirs[f"{layer}.qkv.weight"]
@@ -63,6 +81,38 @@ def _modules(tuning: Lora, model: CLIP, where: str) -> dict[str, str]:
                 f'export --peft: backbone "{model.name}" has queries, keys and values in one weight '
                 "(allowed: a CLIP in the layout of transformers)"
             )
-        named = zip("qkv", parts, strict=True)
-        found |= {f"{layer}.{part}": name.removesuffix(".weight") for part, name in named if part in tuning.projections}
+        for part, name in zip("qkv", parts, strict=True):
+            if part in tuning.projections:
+                module = name.removesuffix(".weight")
+                found[f"{layer}.{part}"] = module if clip else f"vit.{module.removeprefix('vit.')}"
     return found
+
+
+def _names(module: str) -> set[str]:
+    """A module's name in every version of transformers."""
+    renamed = module
+    for old, new in _RENAMED.items():
+        renamed = renamed.replace(old, new)
+    return {module, renamed}
+
+
+def _lora(params: Params, modules: dict[str, str]) -> Params:
+    """Under the names of every version: PEFT takes those that the model has."""
+    return {
+        f"{name}.{its}.weight": params[f"lora.{mine}.{ours}"]
+        for ours, theirs in modules.items()
+        for name in _names(theirs)
+        for mine, its in (("a", "lora_A"), ("b", "lora_B"))
+    }
+
+
+def _classifier(params: Params) -> Params:
+    """The head on features as they are: W ((z - mean) / std) + b = (W / std) z + b - (W / std) mean. None of a CLIP."""
+    if "head.weight" not in params:
+        return {}
+    weight, bias = params["head.weight"], params["head.bias"]
+    if f"{SCALE}.mean" in params:
+        mean, std = (params[f"{SCALE}.{part}"].cpu().double() for part in ("mean", "std"))
+        scaled = weight.cpu().double() / std
+        weight, bias = scaled.to(weight.dtype), (bias.cpu().double() - scaled @ mean).to(bias.dtype)
+    return {f"{_HEAD}.weight": weight, f"{_HEAD}.bias": bias}

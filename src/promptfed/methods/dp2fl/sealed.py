@@ -8,21 +8,19 @@ itself, and a sum over a single set is that set's loss.
 from __future__ import annotations
 
 import math
-import struct
 from typing import ClassVar, Literal
 
 import torch
-from nacl.exceptions import CryptoError
-from nacl.public import PrivateKey, PublicKey, SealedBox
+from nacl.public import PrivateKey, SealedBox
 from pydantic import Field
-from torch import Tensor
 
 from ... import Context, Model, Params, State, Update
 from ... import params as P
 from ...phases import Holdings
-from . import Dp2fl, in_order, maps, number, raw, received_sets
-
-_DOUBLE = struct.Struct("<d")
+from . import Dp2fl
+from .boxes import DOUBLE, from_bytes, private_key, seal, unseal
+from .data_prompt import in_order, maps, raw
+from .validation import number, received_sets
 
 
 class SealedDp2fl(Dp2fl):
@@ -36,12 +34,12 @@ class SealedDp2fl(Dp2fl):
     # ---- first contact
 
     def secrets(self) -> Params:
-        return {"secret": _bytes(PrivateKey.generate().encode())}
+        return {"secret": from_bytes(PrivateKey.generate().encode())}
 
     def enroll(self, model: Model, init: Params, own: Holdings) -> Params:
         """Its validation set, and its public key."""
         hello = super().enroll(model, init, own)
-        return {**hello, "key": _bytes(_private(own.private).public_key.encode())} if hello else {}
+        return {**hello, "key": from_bytes(private_key(own.private).public_key.encode())} if hello else {}
 
     # ---- a round
 
@@ -60,18 +58,18 @@ class SealedDp2fl(Dp2fl):
     def report(self, model: Model, params: Params, ctx: Context) -> Params:
         """The sum of the losses in the clear, each of them sealed for the owner of the set."""
         losses = self.losses(model, params, received_sets(ctx), ctx)
-        sealed = {f"sealed.{key}": _seal(key, loss) for key, loss in losses.items()}
+        sealed = {f"sealed.{key}": seal(key, loss) for key, loss in losses.items()}
         return {"total": number(math.fsum(losses.values())), **sealed}
 
     def own_set(self, ctx: Context) -> str:
-        return _private(ctx.private).public_key.encode().hex() if "secret" in ctx.private else ""
+        return private_key(ctx.private).public_key.encode().hex() if "secret" in ctx.private else ""
 
     def keep(self, model: Model, params: Params, ctx: Context) -> Params:
         """For receive_second(): L, and the data prompt that the round started with."""
         before = self.before(model, params, ctx)
         if before is None:
             return {}
-        loss = _bytes(_DOUBLE.pack(before))  # as bytes: not every device has float64
+        loss = from_bytes(DOUBLE.pack(before))  # as bytes: not every device has float64
         return P.nested("before", {**maps(self.begun(params, ctx)), "loss": loss})
 
     def unusable(self, state: State, update: Update) -> str:
@@ -100,32 +98,11 @@ class SealedDp2fl(Dp2fl):
         if "before.loss" not in private:
             return private
         rest = {name: v for name, v in private.items() if not name.startswith(("before.", "own."))}
-        old, box = P.under(private, "before"), SealedBox(_private(private))
-        before = _DOUBLE.unpack(raw(old.pop("loss")))[0]
+        old, box = P.under(private, "before"), SealedBox(private_key(private))
+        before = DOUBLE.unpack(raw(old.pop("loss")))[0]
         others = [P.under(received, str(i)) for i in range(sum(name.endswith(".sealed") for name in received))]
-        losses = [_open(box, other["sealed"]) for other in others]
+        losses = [unseal(box, other["sealed"]) for other in others]
         return {**rest, **P.nested("own", self.moved(old, before, losses, others))}
 
     def common(self, state: State) -> Params:
         return {**super().common(state), "common": torch.ones(1)}  # so that start() leaves the client's own prompt out
-
-
-def _seal(key: str, loss: float) -> Tensor:
-    """A loss as 8 bytes, encrypted: uint8 (56,)."""
-    return _bytes(SealedBox(PublicKey(bytes.fromhex(key))).encrypt(_DOUBLE.pack(loss)))
-
-
-def _open(box: SealedBox[PrivateKey], sealed: Tensor) -> float:
-    """Infinite, and so discarded, if it cannot be opened."""
-    try:
-        return float(_DOUBLE.unpack(box.decrypt(raw(sealed)))[0])
-    except (CryptoError, struct.error):
-        return math.inf
-
-
-def _private(private: Params) -> PrivateKey:
-    return PrivateKey(raw(private["secret"]))
-
-
-def _bytes(value: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(value), dtype=torch.uint8)
