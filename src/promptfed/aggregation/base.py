@@ -74,15 +74,10 @@ class Combination(Rule):
             return method.merge(state, made), updates, notes
         # The mean of equal updates is their value, whatever the weights: as if all clients had sent what the rule made.
         strides = [method.stride(update.n) for update in updates]
-        made, notes = self.combine(
-            [moved(c, scaled(c, 1 / stride)) for c, stride in zip(changes, strides, strict=True)]
-        )
-        alike = [scaled(moved(c, made), stride) for c, stride in zip(changes, strides, strict=True)]
-        return (
-            method.aggregate(state, [replace(u, up=up) for u, up in zip(updates, alike, strict=True)]),
-            updates,
-            notes,
-        )
+        paired = list(zip(changes, strides, strict=True))
+        made, notes = self.combine([moved(change, scaled(change, 1 / stride)) for change, stride in paired])
+        alike = [replace(c.update, up=scaled(moved(c, made), stride)) for c, stride in paired]
+        return method.aggregate(state, alike), updates, notes
 
 
 def apply(
@@ -104,10 +99,15 @@ def moved(change: Change, up: Params) -> Change:
 
 
 def change_of(method: Method, init: Params, update: Update, draws: tuple[int, int]) -> Change:
+    still = method.unmoved(init, seen(update, draws))
+    return moved(Change(update, still, 0.0), update.up)
+
+
+def seen(update: Update, draws: tuple[int, int]) -> Context:
+    """Of a client, what the server knows: what it was sent."""
     down, once = split_once(update.sent)
     none = torch.zeros((), dtype=torch.int64)
-    ctx = Context(down, {}, None, none, none.expand(1), once=once, draws=(*draws, update.client))
-    return moved(Change(update, method.unmoved(init, ctx), 0.0), update.up)
+    return Context(down, {}, None, none, none.expand(1), once=once, draws=(*draws, update.client))
 
 
 def squares(a: Tensor, b: Tensor) -> float:

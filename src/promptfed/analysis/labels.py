@@ -190,3 +190,8 @@ def balanced(opened: Opened, most: int) -> np.ndarray:
 def inferred(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(n, classes), (n,) -> the mean prediction (classes,), all classes weighted equally."""
     return np.asarray(np.mean([probabilities[labels == label].mean(0) for label in np.unique(labels)], axis=0))
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two distributions (classes,)."""
+    return float(cosine_similarity(a[None], b[None])[0, 0])

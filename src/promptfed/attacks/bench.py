@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from .. import files
+from ..analysis.opened import Opened
 from ..clients.base import Clients
 from ..errors import UserError, unknown
+from ..methods.dp2fl import Dp2fl
 from ..runs import api, build
 from ..runs import config as C
 from ..seeding import rng
-from .clients import Attacked
-from .label_flip import flipped
-from .untargeted import UNTARGETED
+from . import outcome
+from .base import Attack
+from .false_losses import FalseLosses
+from .influence import Weighed
+from .label_flip import LabelFlip
+from .outcome import NONE, Cell
+from .page import page
+from .pixel_trigger import PixelTrigger
+from .poisoned_validation import PoisonedValidation
+from .prompt_backdoor import PromptBackdoor
+from .untargeted import UNTARGETED, Untargeted
 
-NONE, LABEL_FLIP = "none", "label-flip"
-ATTACKS = (*UNTARGETED, LABEL_FLIP)
+ATTACKS: dict[str, Callable[[], Attack]] = {
+    **{name: partial(Untargeted, forge) for name, forge in UNTARGETED.items()},
+    "label-flip": LabelFlip,
+    "pixel-trigger": PixelTrigger,
+    "prompt-backdoor": PromptBackdoor,
+    "false-losses": FalseLosses,
+    "poisoned-validation": PoisonedValidation,
+}
 DEFENCES = ("mean", "norm-bound", "median", "trimmed-mean", "multi-krum", "geometric-median")
-_USUAL: dict[str, Any] = {
+USUAL: dict[str, Any] = {
     "method": {"name": "promptfl", "context": 4, "epochs": 1, "lr": 0.05, "momentum": 0.9},
     "backbone": "clip-mini",
     "dataset": {"name": "shapes", "limit": 800},
@@ -32,14 +48,21 @@ _USUAL: dict[str, Any] = {
     "rounds": 5,
     "eval": {"every": 5, "after_local": "none"},
 }
+FILES = "attacks"  # what the tables are called
+HERE = {"engine": {"workers": 1}}  # poisoned data are in this process only
 
 
 @dataclass(frozen=True)
 class Bench:
-    configs: dict[str, C.Config]  # by defence
-    attacks: tuple[str, ...]  # without an attack first
+    configs: dict[tuple[str, int], C.Config]  # by defence and seed
+    attacks: tuple[str, ...]
     share: float
     out: Path
+
+    @property
+    def about(self) -> dict[str, Any]:
+        config = next(iter(self.configs.values()))
+        return {"method": config.method.name, "dataset": config.dataset.name, "share": self.share}
 
 
 def prepare(
@@ -48,48 +71,64 @@ def prepare(
     attacks: Sequence[str],
     defences: Sequence[str],
     share: float,
+    seeds: Sequence[int],
     out: Path,
 ) -> Bench:
     """Checks everything before the first run. Without settings, PromptFL on the embedded federation."""
-    for attack in attacks:
-        if attack not in ATTACKS:
-            raise unknown("--attacks", attack, ATTACKS)
+    for name in attacks:
+        if name not in ATTACKS:
+            raise unknown("--attacks", name, ATTACKS)
     if not 0 < share < 0.5:
         raise UserError(f"--share = {share:g} must be above 0 and below 0.5")
-    source = api.without_compare(C.read(preset)) if preset else _USUAL
-    own = {"engine": {"workers": 1}}  # flipped labels are in this process only
-    configs = {
-        defence: C.make(source, {"aggregation": {"malicious": share}}, given, own, {"aggregation": {"name": defence}})
-        for defence in defences or DEFENCES
-    }
-    if (out / "attacks.json").exists():
-        raise UserError(f'--out = "{out}" holds a bench already: choose another')
-    return Bench(configs, (NONE, *(attacks or ATTACKS)), share, out)
+    base = C.merge(source(preset), {"aggregation": {"malicious": share}}, given, HERE)
+    method = C.make(base, {"aggregation": {"name": "mean"}}).method
+    for name in attacks:
+        if why := ATTACKS[name]().why_not(method.method):
+            raise UserError(f'--attacks = "{name}" cannot be tried on "{method.name}": {why}')
+    seeded = [{"seed": seed} for seed in seeds] or [{}]
+    rules = [{"aggregation": {"name": defence}} for defence in defences or _taken(base)]
+    made = [C.make(base, seed, rule) for seed in seeded for rule in rules]
+    check_free(out, FILES)
+    tried = attacks or [name for name, attack in ATTACKS.items() if not attack().why_not(method.method)]
+    return Bench({(config.aggregation.name, config.seed): config for config in made}, tuple(tried), share, out)
 
 
-def execute(bench: Bench, console: Console) -> dict[str, dict[str, float]]:
-    """-> mean test accuracy of honest clients, by attack and defence"""
-    found: dict[str, dict[str, float]] = {}
-    for attack in bench.attacks:
-        found[attack] = {}
-        for defence, config in bench.configs.items():
-            found[attack][defence] = _accuracy(config, attack, bench.share, bench.out / f"{attack}-{defence}")
-            console.print(f"{attack} against {defence}: {found[attack][defence]:.1%}", highlight=False)
-    numbers = {"share": bench.share, "method": next(iter(bench.configs.values())).method.name, "accuracy": found}
-    files.write(bench.out / "attacks.md", table(found).encode())
-    files.write(bench.out / "attacks.json", (json.dumps(numbers, indent=1) + "\n").encode())
+def source(preset: str | None) -> Mapping[str, Any]:
+    return api.without_compare(C.read(preset)) if preset else USUAL
+
+
+def check_free(out: Path, name: str) -> None:
+    if (out / f"{name}.json").exists():
+        raise UserError(f'--out = "{out}" holds {name}.json already: choose another')
+
+
+def _taken(base: Mapping[str, Any]) -> list[str]:
+    """The usual defences that the method can take."""
+    found = []
+    for name in DEFENCES:
+        try:
+            C.make(base, {"aggregation": {"name": name}})
+        except UserError:
+            continue
+        found.append(name)
     return found
 
 
-def table(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Accuracy in per cent as Markdown, and in brackets what an attack costs under the same defence."""
-    defences = list(found[NONE])
-    lines = [f"| attack | {' | '.join(defences)} |", "|---" * (len(defences) + 1) + "|"]
-    for attack, by in found.items():
-        lost = {d: f" ({100 * (by[d] - found[NONE][d]):+.1f})" if attack != NONE else "" for d in by}
-        cells = [f"{100 * by[d]:.1f}{lost[d]}" for d in by]
-        lines.append(f"| {attack} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def execute(bench: Bench, console: Console) -> list[Cell]:
+    cells = []
+    for (defence, seed), config in bench.configs.items():
+        without = bench.out / f"{NONE}-{defence}-seed{seed}"
+        for name in (NONE, *bench.attacks):
+            attack = ATTACKS[name]() if name != NONE else Attack()
+            folder = bench.out / f"{name}-{defence}-seed{seed}"
+            honest, accuracy, weights = _run(config, attack, bench.share, folder)
+            hits = [_success(attack, run, honest) for run in (folder, without)]
+            cell = Cell(name, defence, seed, accuracy, *hits, *weights)
+            console.print(cell.sentence, highlight=False)
+            cells.append(cell)
+    texts = {".md": outcome.table(cells), ".html": page(cells, bench.about)}
+    outcome.write(bench.out, FILES, cells, bench.about, texts)
+    return cells
 
 
 def malicious(clients: int, share: float, seed: int) -> list[int]:
@@ -98,19 +137,27 @@ def malicious(clients: int, share: float, seed: int) -> list[int]:
     return sorted(rng(seed, "malicious").choice(clients, count, replace=False).tolist())
 
 
-def _accuracy(config: C.Config, attack: str, share: float, folder: Path) -> float:
+def _run(
+    config: C.Config, attack: Attack, share: float, folder: Path
+) -> tuple[list[int], float, tuple[float | None, ...]]:
+    """-> honest clients, their mean test accuracy, and under DP2FL what malicious ones weigh"""
     bad: list[int] = []
+    weighed: list[Weighed] = []
 
     def engine(parts: build.Parts, path: Path) -> Clients:
         bad[:] = malicious(len(parts.federation.sites), share, config.seed)
-        if attack == LABEL_FLIP:
-            parts = replace(parts, federation=flipped(parts.federation, bad))
-        clients = build.clients(parts, path)
-        if attack not in UNTARGETED:
+        clients = attack.clients(parts, path, bad)
+        if not isinstance(parts.method, Dp2fl):
             return clients
-        return Attacked(clients, parts.method, parts.init, UNTARGETED[attack], bad, config.seed)
+        weighed.append(Weighed(clients, parts, bad))
+        return weighed[0]
 
-    numbers = api.execute(api.RunPlan(config, folder), engine=engine).numbers
-    rows = numbers["clients"]["aggregated"]
-    honest = [row["accuracy"] for row in rows if row["client"] not in bad and row["accuracy"] is not None]
-    return float(np.mean(honest))
+    rows = api.execute(api.RunPlan(config, folder), engine=engine).numbers["clients"]["aggregated"]
+    honest = [row for row in rows if row["client"] not in bad and row["accuracy"] is not None]
+    accuracy = float(np.mean([row["accuracy"] for row in honest]))
+    return [row["client"] for row in honest], accuracy, weighed[0].weights if weighed else ()
+
+
+def _success(attack: Attack, folder: Path, clients: Sequence[int]) -> float | None:
+    with closing(Opened(folder)) as run:
+        return attack.success(run, clients)

@@ -5,13 +5,24 @@ Each takes changes as a matrix (K, d) in double precision, and which of its rows
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
-Forge = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # changes (K, d), malicious (K,) bool, random -> (m, d)
+from ..clients.base import Clients
+from ..runs.build import Parts
+from .base import Attack
+from .clients import Forge, Forging
+
+
+class Untargeted(Attack):
+    def __init__(self, forge: Forge) -> None:
+        self._forge = forge
+
+    def wrapped(self, clients: Clients, parts: Parts, malicious: Sequence[int]) -> Clients:
+        return Forging(clients, parts, malicious, self._forge)
 
 
 def sign_flip(changes: Tensor, malicious: Tensor, random: torch.Generator) -> Tensor:

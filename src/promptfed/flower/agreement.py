@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .. import files
-from ..clients.messages import Enroll, Evaluate, Second, Task, Train
+from ..clients.messages import Enroll, Evaluate, Second, SecureTask, Task, Train
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
@@ -81,9 +81,14 @@ class Agreement:
         round = task.as_of - 1 if isinstance(task, Evaluate) else task.round
         if not 1 <= round <= plan.rounds:
             return f"rounds = {plan.rounds} in consortium.toml"
+        secure = plan.secure.aggregation
+        if isinstance(task, SecureTask):
+            return "" if secure else "secure.aggregation = false in consortium.toml"
         if isinstance(task, Second):
             return "" if kind.receive_second is not Method.receive_second else "the agreed method has no second message"
         if isinstance(task, Train):
+            if (task.masks is not None) != secure:
+                return f"secure.aggregation = {str(secure).lower()} in consortium.toml"
             trained, agreed = task.score, plan.after_local != "none"
         else:
             trained, agreed = task.after_local, plan.after_local == "all" and round == plan.rounds
@@ -119,10 +124,19 @@ def _scores_received(task: Task) -> bool:
     return isinstance(task, Evaluate) and not task.after_local
 
 
+_WORDS = {
+    "train": "training",
+    "second": "the second message",
+    "keys": "making keys",
+    "shares": "sharing keys",
+    "unmask": "removing masks",
+}
+
+
 def _named(task: Task) -> str:
     """A task in words, as the sites' engineers read it."""
     if isinstance(task, Enroll):
         return "enrolment"
     if isinstance(task, Evaluate):
         return f"evaluation after round {task.as_of - 1}{' and local training' if task.after_local else ''}"
-    return f"{'training' if isinstance(task, Train) else 'the second message'} in round {task.round}"
+    return f"{_WORDS[task.ask]} in round {task.round}"

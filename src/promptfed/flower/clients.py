@@ -312,6 +312,6 @@ _SILENT = {
 
 def _round(task: M.Task | wire.Identify) -> str:
     """The round that a task is part of, for a node's log."""
-    if isinstance(task, M.Train | M.Second):
-        return str(task.round)
-    return str(task.as_of - 1) if isinstance(task, M.Evaluate) else ""
+    if isinstance(task, M.Enroll | wire.Identify):
+        return ""
+    return str(task.as_of - 1 if isinstance(task, M.Evaluate) else task.round)

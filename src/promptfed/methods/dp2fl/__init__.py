@@ -21,7 +21,7 @@ from ... import params as P
 from ...tunings.maple import Maple
 from .data_prompt import combine, distance, in_order, maps
 from .validation import CrossValidated
-from .weights import Rule, global_weights, local_weights
+from .weights import Rule, global_weights, local_weights, raised
 
 
 class Dp2fl(CrossValidated):
@@ -44,6 +44,9 @@ class Dp2fl(CrossValidated):
         "them, or proportional to the loss",
     )
     gamma: float = Field(0.1, ge=0, description="factor of `negatives = proportional`")
+    liars: float = Field(
+        0.0, ge=0, lt=0.5, description="share of reported losses on a set, the lowest, that count as the next one"
+    )
     newcomer: Literal["global", "initglo", "init"] = Field(
         "global",
         description="a later client starts from the global model, from it with the initial data prompt, or from the "
@@ -94,16 +97,20 @@ class Dp2fl(CrossValidated):
 
     def averaged(self, state: State, updates: list[Update]) -> State:
         """The global model (Eq. 7-8)."""
-        weights = global_weights([float(u.stats["total"]) for u in updates])
+        weights = self.shared_weights(updates)
         return {**state, **P.mean([u.up for u in updates], weights), **self.joined([u.client for u in updates])}
 
     def moved(self, old: Params, before: float, losses: Sequence[float], others: Sequence[Params]) -> Params:
         """A client's data prompt after local aggregation (Eq. 9-17)."""
-        distances = [distance(other, old) for other in others]
-        weights = local_weights(
-            before, losses, distances, alpha=self.alpha, beta=self.beta, rule=self.negatives, gamma=self.gamma
-        )
-        return combine(old, others, weights)
+        return combine(old, others, self.own_weights(old, before, losses, others))
+
+    def shared_weights(self, updates: Sequence[Update]) -> list[float]:
+        return global_weights(raised([float(u.stats["total"]) for u in updates], self.liars))
+
+    def own_weights(self, old: Params, before: float, losses: Sequence[float], others: Sequence[Params]) -> list[float]:
+        distances, settings = [distance(other, old) for other in others], {"alpha": self.alpha, "beta": self.beta}
+        told = raised(losses, self.liars)
+        return local_weights(before, told, distances, rule=self.negatives, gamma=self.gamma, **settings)
 
     def common(self, state: State) -> Params:
         return _global(state)

@@ -16,6 +16,13 @@ Rule = Literal["bounded", "paper", "proportional"]  # what a retained negative c
 EPS = 1e-5  # added to a distance (Eq. 14)
 
 
+def raised(losses: Sequence[float], share: float) -> list[float]:
+    """With the lowest ones, as many as this share, raised to the next: who reports less than it has gains no more than
+    the best of the others."""
+    least = sorted(losses)[int(share * len(losses) + 1e-9)]
+    return [max(loss, least) for loss in losses]
+
+
 def global_weights(totals: Sequence[float]) -> list[float]:
     """Eq. 8. totals[k] = sum_j loss_kj, of client k's model on all sets: w_k = (S - totals[k]) / (S (K - 1)).
 
