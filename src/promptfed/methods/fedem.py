@@ -37,7 +37,7 @@ class Mixture(Wrapper):
         super().check(model)
         if self.components > 1:
             first, second = self.start(model, 0, 0), self.start(model, 0, 1)
-            if all(torch.equal(p, second[name]) for name, p in first.items()):
+            if all(not p.is_meta and torch.equal(p, second[name]) for name, p in first.items()):
                 raise UserError(
                     f"method.components = {self.components}: components start and stay equal with this tuning, use 1"
                 )
