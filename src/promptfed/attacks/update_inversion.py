@@ -43,9 +43,9 @@ def recover(parts: Parts, params: Params, index: np.ndarray, privacy: Privacy | 
 
     def slopes(x: Tensor, label: Tensor) -> Tensor:
         """(n, d) gradients of images (n, C, H, W) in 0..1 with label distributions (n, classes)"""
-        made = vmap(grad(_loss), in_dims=(None, None, None, None, 0, 0))(
-            _trained(method, params), params, method, model, (255 * x - mean) / std, label
-        )
+        each = vmap(grad(_loss), in_dims=(None, None, None, None, 0, 0))
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no second derivative
+            made = each(_trained(method, params), params, method, model, (255 * x - mean) / std, label)
         return torch.cat([made[name].flatten(1) for name in made], dim=1)
 
     with torch.no_grad():
@@ -59,9 +59,8 @@ def recover(parts: Parts, params: Params, index: np.ndarray, privacy: Privacy | 
     label = torch.zeros(len(y), model.classes, device=parts.device, requires_grad=True)  # before a softmax
     descend = torch.optim.Adam([x, label], _RATE)
     for _ in range(_STEPS):
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no second derivative
-            near = torch.nn.functional.cosine_similarity(slopes(x.sigmoid(), label.softmax(1)), sent, dim=1)
-            x.grad, label.grad = torch.autograd.grad(-near.sum(), [x, label])
+        near = torch.nn.functional.cosine_similarity(slopes(x.sigmoid(), label.softmax(1)), sent, dim=1)
+        x.grad, label.grad = torch.autograd.grad(-near.sum(), [x, label])
         descend.step()
     errors = [(one.detach() - pixels).square().mean() for one in (x.sigmoid(), pixels.roll(1, 0))]
     return Recovered(float((label.argmax(1) == y).float().mean()), *map(float, errors))
