@@ -32,22 +32,24 @@ def federation(folder: Path, clients: int, train: int, test: int = 0, size: int 
 
 
 @contextmanager
-def rounds(folder: Path, held: Federation, **settings: Any) -> Iterator[Callable[[], None]]:
-    """-> a function that trains one more round, without evaluation or records."""
-    (folder / "run").mkdir()
+def rounds(folder: Path, held: Federation, **settings: Any) -> Iterator[Callable[[], server.Line]]:
+    """-> a function that trains one more round, without evaluation or records, and gives its line."""
+    (folder / "run").mkdir(parents=True)
     config = api.prepare(None, settings, out=folder / "run", federation=held).config
     parts = build.assemble(config, held)
     held.save(folder / "run" / "partition.json")
     clients = build.clients(parts, folder / "run")
-    plan = server.Plan(1 << 30, config.fraction, config.seed, eval_every=1 << 30, after_local="none")
+    last = 1 << 30
+    plan = server.Plan(last, config.fraction, config.seed, last, after_local="none", secure=config.secure)
     state = server.admit(parts.method, parts.method.begin(parts.model, parts.init, 0), clients, clients.ids(), 0)
     done = 0
 
-    def one() -> None:
+    def one() -> server.Line:
         nonlocal state, done
         done += 1
         state, line, _ = server.step(parts.method, parts.init, clients, plan, state, done)
         assert not line["left_out"], line["left_out"]
+        return line
 
     try:
         yield one

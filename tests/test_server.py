@@ -13,6 +13,7 @@ import torch
 
 from promptfed.aggregation import Aggregation
 from promptfed.clients.base import Clients, Take
+from promptfed.clients.messages import Masks
 from promptfed.errors import UserError
 from promptfed.intake import Intake
 from promptfed.method import FedAvg, Method, State
@@ -66,7 +67,12 @@ class Fake(Clients):
         return {client: {"hello": torch.tensor(float(client))} for client in clients}
 
     def train(
-        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+        self,
+        sent: Mapping[int, Params],
+        round: int,
+        score: bool,
+        take: Take = lambda update: update,
+        masks: Masks | None = None,
     ) -> tuple[list[Update], list[Scores]]:
         self.log.append(("train", round, sorted(sent), score))
         answers = [self.answer(client, params, round) for client, params in sent.items()]

@@ -12,7 +12,7 @@ import mmap
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO
+from typing import IO, Protocol
 
 import torch
 
@@ -25,15 +25,29 @@ _ALIGNED = 64  # as torch aligns its own memory
 _MAP = 1 << 40  # an address range, not a size on disk
 
 
+class Mean(Protocol):
+    """As params.Mean: updates are added one by one."""
+
+    def add(self, item: Params, weight: float) -> None: ...
+
+    def value(self) -> Params: ...
+
+
 class Intake:
     """Of one round. `asked`: the clients that are asked to train, and their numbers of samples. `listed`: updates are
-    held although the method needs only their mean."""
+    held although the method needs only their mean. `mean`: what they are added to, if they are."""
 
     def __init__(
-        self, method: Method, state: State, shared: Params, asked: Mapping[int, int], listed: bool = False
+        self,
+        method: Method,
+        state: State,
+        shared: Params,
+        asked: Mapping[int, int],
+        listed: bool = False,
+        mean: Mean | None = None,
     ) -> None:
         self._method, self._state, self._shared, self._asked = method, state, shared, asked
-        self._mean = P.Mean(sum(asked.values())) if method.streams and not listed else None
+        self._mean = (mean or P.Mean(sum(asked.values()))) if method.streams and not listed else None
         self._next = sorted(asked, reverse=True)  # clients whose turn is still to come, the next one last
         self._waiting: dict[int, Update] = {}  # have come before their turn
         self._spool = Spool()

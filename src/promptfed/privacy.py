@@ -88,32 +88,42 @@ def randomness(seed: int | None, round: int, client: int) -> Callable[[int], byt
     return os.urandom if seed is None else rng(seed, round, client, "privacy").bytes
 
 
+def tells(method: Method) -> str:
+    """When clients may send more about their data than the update, in words; empty: never."""
+    own = (when for hook, when in _TELLS.items() if getattr(type(method), hook) is not getattr(Method, hook))
+    return next(own, "")
+
+
+def sums_off(method: Method) -> str:
+    """Settings with which clients send no sums of features before training."""
+    return "method.standardise = false" + ' and method.head_init = "random"' * bool(method.tuning.started())
+
+
 def check(method: Method, name: str) -> None:
     """Raises UserError for methods whose clients send more than the update, or nothing at all."""
     if method.centralised:
         raise UserError(f'privacy.clip: "{name}" pools the training data of all clients; leave it at 0')
-    for hook, when in _TELLS.items():
-        if getattr(type(method), hook) is not getattr(Method, hook):
-            raise UserError(
-                f'privacy.clip: "{name}" says more of its data {when} than the update that is clipped and noised; '
-                "leave it at 0 or take another method"
-            )
+    if when := tells(method):
+        raise UserError(
+            f'privacy.clip: "{name}" says more of its data {when} than the update that is clipped and noised; '
+            "leave it at 0 or take another method"
+        )
     if method.tuning.collects:
-        without = "leave it at 0 or take another method" if method.reference else "set method.standardise = false"
+        without = "leave it at 0 or take another method" if method.reference else f"set {sums_off(method)}"
         raise UserError(
             f'privacy.clip: "{name}" sends sums of its features before training, which are not clipped and noised; '
-            f"{without}" + ' and method.head_init = "random"' * bool(method.tuning.started())
+            f"{without}"
         )
     if all(role in method.private for role in method.roles()):
         raise UserError(f'privacy.clip: "{name}" sends no update that could be clipped; leave it at 0')
 
 
-def check_stats(method: Method, stats: Params) -> None:
+def check_stats(method: Method, stats: Params, setting: str = "privacy.clip", made: str = "clipped and noised") -> None:
     """The same for what only training tells: sums over the samples that its loss sends with the update."""
     if stats:
         raise UserError(
-            f"privacy.clip: {type(method).__name__} sends sums over its samples ({', '.join(stats)}) with the update, "
-            "which are not clipped and noised; leave it at 0 or take another method"
+            f"{setting}: {type(method).__name__} sends sums over its samples ({', '.join(stats)}) with the update, "
+            f"which are not {made}; leave it at its default or take another method"
         )
 
 

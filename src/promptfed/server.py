@@ -16,6 +16,9 @@ from .clients.base import Clients, Notice
 from .intake import Intake
 from .method import split_once
 from .scoring import Scores
+from .secure import Secure
+from .secure import check_count as check_masked
+from .secure.server import MaskedSum
 from .seeding import rng
 
 Line = dict[str, Any]  # what is recorded of a round
@@ -34,6 +37,7 @@ class Plan:
     newcomers: tuple[int, ...] = ()  # clients that are not there from the start
     join_round: int = 0  # the first round they may take part in; 0: they never train, and are only served
     aggregation: Aggregation = field(default_factory=Aggregation)
+    secure: Secure = field(default_factory=Secure)
 
     def evaluates(self, round: int) -> bool:
         return round % self.eval_every == 0 or round == self.rounds
@@ -75,9 +79,10 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
     else:
         done, state = 0, checked(method, "begin", method.begin(model, init, plan.seed))
         state = admit(method, state, clients, plan.train(clients.ids(), 0), 0)
-    rule = plan.aggregation.rule()
+    rule, count = plan.aggregation.rule(), len(_chosen(clients.sizes(), plan, 1))
+    check_masked(plan.secure, count)
     if rule:
-        aggregation.check_count(plan.aggregation, len(_chosen(clients.sizes(), plan, 1)))
+        aggregation.check_count(plan.aggregation, count)
         rule.recall(recorder.recorded())
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()
@@ -108,17 +113,27 @@ def step(
     sizes = clients.sizes()
     chosen = _chosen(sizes, plan, round)
     begin(round, chosen)
-    # 2. Send each its part of the state; 3. it trains and answers.
-    sent = outgoing(method, state, chosen)
-    shared, score = method.shared(init), plan.evaluates(round) and plan.after_local != "none"
-    intake = Intake(method, state, shared, {client: sizes[client] for client in chosen}, listed=rule is not None)
-    updates, trained = clients.train(sent, round, score, intake.take)
+    # 2. Send each its part of the state; 3. it trains and answers. With secure aggregation, clients share keys before.
+    shared, asked = method.shared(init), {client: sizes[client] for client in chosen}
+    masked = MaskedSum(plan.secure, clients, asked, shared, plan.seed, round) if plan.secure.aggregation else None
+    sent = outgoing(method, state, masked.share() if masked else chosen)
+    score = plan.evaluates(round) and plan.after_local != "none"
+    intake = Intake(method, state, shared, asked, rule is not None, masked)
+    updates, trained = clients.train(sent, round, score, intake.take, masked.masks if masked else None)
     # 4. Leave out what cannot be used.
-    used, left_out = screen(updates, chosen)
-    if rule and 0 < len(used) < rule.needed(len(used)):
-        left_out += [{"client": u.client, "why": f"{len(used)} updates are too few for {rule.name}"} for u in used]
+    used, left_out = screen([*updates, *masked.lost] if masked else updates, chosen)
+    why = ""
+    if rule and len(used) < rule.needed(len(used)):
+        why = f"{len(used)} updates are too few for {rule.name}"
+    elif masked and used:
+        why = masked.unmask(method, used[0].sent, [u.client for u in used])
+    if why:
+        left_out += [{"client": u.client, "why": why} for u in used]
         used = []
     line = _line(round, chosen, used, left_out, sum(P.numel(method.uploads(shared, u.client)) for u in used))
+    if masked:
+        line["bytes"]["up"] += masked.bytes_up
+        line["bytes"]["down"] += masked.bytes_down
     if not used:
         return state, line, trained
     # 5. Aggregate. If that is not finite although every update was, the round is as if nobody had answered.

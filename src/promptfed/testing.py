@@ -11,7 +11,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from .data import Site
 from .data.augment import Augment
 from .method import split_once
 from .runs import config as C
+from .secure import Secure
+from .secure.site import Masker
 from .server import Line, Plan, Recorder, run
 from .training import Work, train
 
@@ -95,6 +97,7 @@ class Case:
     federation: Federation
     seed: int = 11
     augment: Augment | None = None
+    secure: Secure = field(default_factory=Secure)
 
     @property
     def init(self) -> Params:
@@ -110,6 +113,7 @@ class Case:
     ) -> Iterator[tuple[Clients, Host]]:
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(folder or Path(scratch))
+            masker = Masker(self.secure, self.seed, store.path / "secure") if self.secure.aggregation else None
             host = Host(
                 method=self.method,
                 model=self.model,
@@ -120,6 +124,7 @@ class Case:
                 block=block,
                 frozen_bytes=frozen_bytes,
                 augment=self.augment,
+                masker=masker,
             )
 
             def answer(request: Request, blobs: list[bytes]) -> Answer:
@@ -129,7 +134,7 @@ class Case:
                 return said
 
             yield self.engine(host, answer), host
-            store.close()
+            host.close()
 
     def engine(self, host: Host, answer: Ask) -> Clients:
         """Clients that answer so: on this machine. Another engine is checked by another kind of case."""
@@ -147,9 +152,12 @@ class Case:
         """`score_all`: at the end all clients are also scored after a round of local training that is thrown away."""
         recorder = recorder or Memory()
         with self.clients(**where) as (clients, _):
-            plan = Plan(rounds, fraction, self.seed, after_local="all" if score_all else "participants")
+            plan = self.plan(rounds, fraction, after_local="all" if score_all else "participants")
             run(self.method, self.model, self.init, clients, plan, recorder)
         return recorder
+
+    def plan(self, rounds: int, fraction: float = 1.0, **settings: Any) -> Plan:
+        return Plan(rounds, fraction, self.seed, secure=self.secure, **settings)
 
     @cached_property
     def whole(self) -> tuple[Memory, list[Answer], list[bytes]]:
@@ -286,7 +294,7 @@ def check_newcomer(case: Case) -> None:
     that it is served where the method has a model for strangers."""
     newcomer, recorder = len(SIZES) - 3, Memory()
     with case.clients() as (clients, _):
-        plan = Plan(2, 1.0, case.seed, newcomers=(newcomer,), join_round=2)
+        plan = case.plan(2, newcomers=(newcomer,), join_round=2)
         run(case.method, case.model, case.init, clients, plan, recorder)
     first, second = recorder.lines
     assert newcomer not in first["clients"]
@@ -311,7 +319,7 @@ def check_odd_clients(case: Case) -> None:
 
 def check_aggregation(case: Case) -> None:
     """What the server makes does not depend on the order of updates beyond rounding, and stays finite."""
-    with case.clients() as (clients, _):
+    with replace(case, secure=Secure()).clients() as (clients, _):  # it sees them
         state = begun(case, clients)
         down = {client: case.method.down(state, client) for client in clients.ids()}
         updates, _ = clients.train(down, 1, score=False)

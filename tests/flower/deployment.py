@@ -117,8 +117,8 @@ class Deployment:
     def flag(self):
         return ["--insecure"] if self.insecure else []
 
-    def link(self):
-        process = self.start("link", "link", self.server, *self.flag())
+    def link(self, *more):
+        process = self.start("link", "link", self.server, *self.flag(), *more)
         until = time.monotonic() + HANG
         while True:
             with socket.socket() as attempt:
@@ -199,10 +199,10 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
         return hosts[request.clients[0].client](request, blobs)
 
     class Some(LocalClients):
-        def train(self, sent, round, score, take):
+        def train(self, sent, round, score, take, masks):
             there = {client: down for client, down in sent.items() if (round, client) not in absent}
             updates, scores = super().train(
-                there, round, score, lambda u: u if (round, u.client) in unheard else take(u)
+                there, round, score, lambda u: u if (round, u.client) in unheard else take(u), masks
             )
             return [u for u in updates if (round, u.client) not in unheard], scores
 

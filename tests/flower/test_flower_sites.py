@@ -14,7 +14,7 @@ from loopback import Loopback
 from typer.testing import CliRunner
 
 from promptfed import UserError
-from promptfed.cli import flower as flower_commands
+from promptfed.cli import site as site_commands
 from promptfed.cli.main import app
 from promptfed.clients.store import Store
 from promptfed.flower import certificates
@@ -345,7 +345,7 @@ def test_a_round_in_one_line():
 def test_without_flower_the_commands_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "flwr", None)
     with pytest.raises(UserError, match=r'needs Flower: pip install "promptfed\[flower\]"'):
-        flower_commands.check(None)
+        site_commands.check(None)
 
 
 def test_a_client_that_comes_back_with_another_size_is_refused(two):

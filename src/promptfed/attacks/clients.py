@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..aggregation.base import Change, change_of, seen
-from ..clients.base import Clients, Take, Tell
+from ..clients.base import Clients, Reply, Take, Tell
+from ..clients.messages import Masks, Task
+from ..errors import UserError
 from ..method import Method
 from ..params import Params
 from ..phases import Update
@@ -25,6 +27,8 @@ class Malicious(Clients):
 
     def __init__(self, clients: Clients, parts: Parts, malicious: Sequence[int]) -> None:
         self.clients, self.parts, self.malicious = clients, parts, malicious
+        if parts.config.secure.aggregation:
+            raise UserError("secure.aggregation = true hides the updates that attacks are made of (allowed: false)")
 
     def forged(self, updates: Sequence[Update], round: int) -> list[Update]:
         """All updates of a round as the server sees them, given those of the engine."""
@@ -46,13 +50,21 @@ class Malicious(Clients):
         return self.clients.enroll(clients)
 
     def train(
-        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+        self,
+        sent: Mapping[int, Params],
+        round: int,
+        score: bool,
+        take: Take = lambda update: update,
+        masks: Masks | None = None,
     ) -> tuple[list[Update], list[Scores]]:
         updates, scores = self.clients.train(sent, round, score)
         return [take(update) for update in self.forged(updates, round)], scores
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
         return self.clients.send_second(sent, round)
+
+    def ask(self, task: Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
+        return self.clients.ask(task, sent)
 
     def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         return self.clients.evaluate(sent, as_of=as_of, pooled=pooled, after_local=after_local)

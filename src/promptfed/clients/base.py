@@ -21,7 +21,7 @@ class Notice:
     """What an engine tells about one client while the round loop waits: that it was asked, then that it answered.
     Clients that train as one block have the seconds and samples of the whole block."""
 
-    ask: str  # "train", "evaluate", "second" or "enroll"
+    ask: str  # the request's: "train", "evaluate" and so on
     client: int
     asked: int  # number of clients that are asked this
     samples: int  # of training data
@@ -48,13 +48,22 @@ class Clients(Protocol):
         """First contact with clients: what they tell the server about themselves."""
 
     def train(
-        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+        self,
+        sent: Mapping[int, Params],
+        round: int,
+        score: bool,
+        take: Take = lambda update: update,
+        masks: M.Masks | None = None,
     ) -> tuple[list[Update], list[Scores]]:
         """Local training; with `score`, also how the trained models do. May return fewer than asked: clients fail.
-        Updates are passed to `take` one at a time, as they come, and replaced by what it returns."""
+        Updates are passed to `take` one at a time, as they come, and replaced by what it returns. With `masks`, clients
+        mask them."""
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
         """The second message of a round, which clients answer by remembering something; -> bytes sent to each."""
+
+    def ask(self, task: M.Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
+        """Any message: the replies as they come, none of clients that do not answer. For secure aggregation."""
 
     def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         """Scores as received (and adapted, where the method adapts), or after a round of local training on a copy.
@@ -100,7 +109,7 @@ class MessageClients(Clients):
         return self._sizes
 
     def enroll(self, clients: Sequence[int]) -> dict[int, Params]:
-        found = {reply.client: reply for reply in self._ask(M.Enroll(), {client: {} for client in clients})}
+        found = {reply.client: reply for reply in self.ask(M.Enroll(), {client: {} for client in clients})}
         for client in clients:
             why = found[client].error if client in found else "no answer; resume the run when its node is there"
             if why:
@@ -108,10 +117,15 @@ class MessageClients(Clients):
         return {client: found[client].tensors for client in clients}
 
     def train(
-        self, sent: Mapping[int, Params], round: int, score: bool, take: Take = lambda update: update
+        self,
+        sent: Mapping[int, Params],
+        round: int,
+        score: bool,
+        take: Take = lambda update: update,
+        masks: M.Masks | None = None,
     ) -> tuple[list[Update], list[Scores]]:
         updates, scores = [], []
-        for reply in self._ask(M.Train(round=round, score=score), sent):
+        for reply in self.ask(M.Train(round=round, score=score, masks=masks), sent):
             client, one = reply.client, reply.result
             if one is None:
                 updates.append(take(Update(client, sent[client], {}, 0, error=reply.error)))
@@ -137,18 +151,18 @@ class MessageClients(Clients):
         return sorted(updates, key=lambda u: u.client), sorted(scores, key=lambda s: s.client)
 
     def send_second(self, sent: Mapping[int, Params], round: int) -> dict[int, int]:
-        replies = self._ask(M.Second(round=round), sent)
+        replies = self.ask(M.Second(round=round), sent)
         return {reply.client: reply.bytes_down for reply in replies if reply.result}
 
     def evaluate(self, sent: Mapping[int, Params], *, as_of: int, pooled: bool, after_local: bool) -> list[Scores]:
         found = []
-        for reply in self._ask(M.Evaluate(as_of=as_of, pooled=pooled, after_local=after_local), sent):
+        for reply in self.ask(M.Evaluate(as_of=as_of, pooled=pooled, after_local=after_local), sent):
             if isinstance(reply.result, M.EvaluateResult):
                 one = reply.result
                 found.append(_scores(reply.client, one.scores, one.passes, one.groups))
         return sorted(found, key=lambda s: s.client)
 
-    def _ask(self, task: M.Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
+    def ask(self, task: M.Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
         """Asks the largest clients first, so that no host is left with a long one at the end. Of many clients the last
         matters little: they are asked in their own order, in which the server adds up their updates."""
         many = len(sent) > _MANY

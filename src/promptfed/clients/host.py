@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import params as P
 from ..data import Federation
 from ..data.augment import Augment, FixedViews
+from ..errors import UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
@@ -22,6 +23,7 @@ from ..phases import Context, Holdings
 from ..precision import Precision, reduced
 from ..privacy import Privacy, check_stats, randomness
 from ..scoring import Pooled, evaluate
+from ..secure.site import Masker, round_context
 from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
@@ -47,6 +49,7 @@ class Host:
     drift: bool = False  # whether answers report how far parameters moved
     privacy: Privacy | None = None  # clipping and noise of updates before they are sent
     noise_seed: int | None = None  # of that noise, in a simulation; None: it comes from the operating system
+    masker: Masker | None = None  # masks updates before they are sent
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
@@ -58,6 +61,8 @@ class Host:
 
     def close(self) -> None:
         self.store.close()
+        if self.masker:
+            self.masker.close()
 
     def __call__(self, request: M.Request, blobs: list[bytes]) -> M.Answer:
         """One request for a block of clients. The only way in and out."""
@@ -78,13 +83,19 @@ class Host:
             for to in request.clients:
                 self.receive_second(to.client, received[to.blob], task.round)
                 results.append(M.Result(client=to.client))
+        elif isinstance(task, M.SecureTask):
+            if self.masker is None:
+                raise UserError(f'"{task.ask}" is asked for secure aggregation: secure.aggregation is false here')
+            said = self.masker.answer(task, {to.client: received[to.blob] for to in request.clients})
+            results += [M.Result(client=to.client) for to in request.clients]
+            answers += map(pack, said)
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
             parts = (request.clients[i : i + self.block] for i in range(0, len(request.clients), self.block))
             blocks = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
             if isinstance(task, M.Train):
-                trained, answers = self.train(blocks, task.round, task.score)
+                trained, answers = self.train(blocks, task)
                 results += trained
             else:
                 for block in blocks:
@@ -165,27 +176,28 @@ class Host:
         settled = self.method.receive_second(received, private)
         self.store.put(round, {client: _stored(settled, memory)})
 
-    def train(
-        self, blocks: Iterable[Sequence[Work]], round: int, score: bool
-    ) -> tuple[list[M.TrainResult], list[bytes]]:
+    def train(self, blocks: Iterable[Sequence[Work]], task: M.Train) -> tuple[list[M.TrainResult], list[bytes]]:
         """Trains one block after another. What they remember is stored in one transaction: each waits for the disk."""
+        if (task.masks is None) != (self.masker is None):
+            asked, here = ("false", "true") if self.masker else ("true", "false")
+            raise UserError(f"the server asks for an update with secure.aggregation = {asked}, and it is {here} here")
         results: list[M.TrainResult] = []
         blobs: list[bytes] = []
         memories: dict[int, Params] = {}
-        phases = self.method.schedule(round)
+        phases = self.method.schedule(task.round)
         for block in blocks:
-            done = train(self.method, self.model, block, phases, self.seed, round)
-            for result, blob, remembered in self._answers(block, done, round, score):
+            done = train(self.method, self.model, block, phases, self.seed, task.round)
+            for result, blob, remembered in self._answers(block, done, task):
                 results.append(result)
                 blobs.append(blob)
                 if remembered:
                     memories[result.client] = remembered
         if memories:
-            self.store.put(round, memories)
+            self.store.put(task.round, memories)
         return results, blobs
 
     def _answers(
-        self, block: Sequence[Work], trained: Sequence[Trained], round: int, score: bool
+        self, block: Sequence[Work], trained: Sequence[Trained], task: M.Train
     ) -> Iterator[tuple[M.TrainResult, bytes, Params]]:
         """Of each client of a trained block its result, what it sends and what it remembers."""
         for work, done in zip(block, trained, strict=True):
@@ -205,14 +217,21 @@ class Host:
                 kept = self.method.keep(self.model, params, ctx)
             if self.drift:
                 result.moved = moved(self.method, work.params, params)
-            if score:
+            if task.score:
                 result.after_local = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
             private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
             up = self.method.upload(params, ctx)
             if self.privacy:
-                up = self.released(work, up, stats, round)
-            else:
+                up = self.released(work, up, stats, task.round)
+            if self.masker:
+                try:
+                    up = self._masked(self.masker, work, up, stats, task)
+                except UserError as error:
+                    result.error = str(error)
+                    yield result, b"", {}
+                    continue
+            if not self.privacy and not self.masker:
                 result.loss = done.loss
             yield result, M.pack_update(up, stats), _stored(private, self.method.remembered(params))
 
@@ -226,6 +245,13 @@ class Host:
         blank = Context(work.down, {}, None, none, counts, once=work.once, draws=work.draws)
         still = self.method.unmoved(self.init, blank)
         return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
+
+    def _masked(self, masker: Masker, work: Work, up: Params, stats: Params, task: M.Train) -> Params:
+        """The update that is sent under secure aggregation."""
+        assert task.masks
+        check_stats(self.method, stats, "secure.aggregation", "masked")
+        context = round_context(self.method, task.round, task.masks, work.down)
+        return masker.mask(work.client, task.round, up, len(work.samples), task.masks, context)
 
     def evaluate(self, block: Sequence[Work], as_of: int, pooled: bool, after_local: bool) -> list[M.EvaluateResult]:
         """Scores of each client's model: as received and adapted, or after a round of local training on a copy."""

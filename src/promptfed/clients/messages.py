@@ -32,6 +32,7 @@ Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Sentence = Annotated[str, Field(max_length=4000)]
 # fail_fast: otherwise each of a million mistakes is collected.
 Counts = Annotated[list[Count], Field(max_length=1_000_000, fail_fast=True)]
+ClientList = Counts  # client numbers
 
 
 class Note(BaseModel):
@@ -47,12 +48,20 @@ class Enroll(Note):
     ask: Literal["enroll"] = "enroll"
 
 
+class Masks(Note):
+    """Of which an update is masked."""
+
+    clients: ClientList  # that have shared the secrets of their masks
+    total: Count  # their samples
+
+
 class Train(Note):
     """A round of local training: answered with an update."""
 
     ask: Literal["train"] = "train"
     round: Round
     score: bool  # also score the trained model
+    masks: Masks | None = None  # None: the update is sent as it is
 
 
 class Second(Note):
@@ -71,7 +80,31 @@ class Evaluate(Note):
     after_local: bool
 
 
-Task = Enroll | Train | Second | Evaluate
+class Keys(Note):
+    """Secure aggregation, before training: the client makes new keys, and answers with the public ones."""
+
+    ask: Literal["keys"] = "keys"
+    round: Round
+
+
+class Shares(Note):
+    """The public keys of its neighbours: answered with shares of its secrets, encrypted for each of them."""
+
+    ask: Literal["shares"] = "shares"
+    round: Round
+    clients: ClientList  # that made keys
+
+
+class Unmask(Note):
+    """Shares that its neighbours have encrypted for it: answered with those that remove the masks of the sum."""
+
+    ask: Literal["unmask"] = "unmask"
+    round: Round
+    answered: ClientList  # whose updates are in the sum
+
+
+SecureTask = Keys | Shares | Unmask
+Task = Enroll | Train | Second | Evaluate | SecureTask
 
 
 class Recipient(Note):
@@ -127,7 +160,7 @@ class ModelScores(Note):
 
 
 class Result(Note):
-    """To enroll and second: that it is done."""
+    """To what is not training or evaluation: that it is done."""
 
     client: Count
 
@@ -153,7 +186,7 @@ class EvaluateResult(Result):
         return self
 
 
-HAS_BLOBS = (Enroll, Train)  # tasks whose answer has a blob per client
+HAS_BLOBS = (Enroll, Train, Keys, Shares, Unmask)  # tasks whose answer has a blob per client
 RESULTS = TypeAdapter(list[TrainResult | EvaluateResult | Result])
 
 

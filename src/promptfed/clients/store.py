@@ -31,7 +31,7 @@ class Store:
     """
 
     def __init__(self, path: Path, readonly: bool = False) -> None:
-        self._path, self._readonly = path, readonly
+        self.path, self._readonly = path, readonly
         options = {"readonly": True, "lock": False} if readonly else {"map_size": _MAP, "max_readers": 512}
         if not readonly:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private to its owner, also on this machine
@@ -40,7 +40,10 @@ class Store:
                 str(path), metasync=False, readahead=False, mode=0o600, create=not readonly, **options
             )
         except lmdb.Error as error:
-            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+            raise UserError(
+                f'the clients\' state in "{path}" cannot be opened: {error}; if the disk is full, make room and '
+                "resume the run"
+            ) from None
         pages = self._env.info()["last_pgno"] + 1
         if (path / DATA).stat().st_size < pages * self._env.stat()["psize"]:  # reading it would end the process
             self._env.close()
@@ -64,7 +67,7 @@ class Store:
                     txn.put(_KEY.pack(client, round), pack(params, {"digest": digest(params)}))
         except lmdb.Error as error:
             raise UserError(
-                f'the clients\' state in "{self._path}" cannot be written: {error}; make room and resume the run, '
+                f'the clients\' state in "{self.path}" cannot be written: {error}; make room and resume the run, '
                 "completed rounds are kept"
             ) from None
 
@@ -88,7 +91,7 @@ class Store:
 
     def _damaged(self, why: str) -> UserError:
         return UserError(
-            f'the clients\' state in "{self._path / DATA}" is damaged ({why}): put it back from a copy; '
+            f'the clients\' state in "{self.path / DATA}" is damaged ({why}): put it back from a copy; '
             "the server's model can still be exported"
         )
 
@@ -103,14 +106,14 @@ class Store:
     def add(self, digest: str, blob: bytes) -> None:
         """Keeps a blob that is sent only once."""
         self._check_writable()
-        file = self._path / "once" / digest
+        file = self.path / "once" / digest
         if file.exists() and file.read_bytes() == blob:  # it may be damaged
             return
         file.parent.mkdir(mode=0o700, exist_ok=True)
         files.write(file, blob, private=True)
 
     def once(self, digest: str) -> Params:
-        file = self._path / "once" / digest
+        file = self.path / "once" / digest
         blob = file.read_bytes() if file.exists() else b""
         if sha256(blob).hexdigest() != digest:
             raise UserError(f'"{file}" is damaged: delete it and resume the run, it is sent again')

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import methods
+from .. import files, methods
 from ..clients.frozen import normalisation
 from ..clients.host import Host
 from ..clients.messages import Request
@@ -32,6 +32,7 @@ from ..models import Model
 from ..params import digest as digest_of
 from ..privacy import Privacy
 from ..runs.build import Parts, host_from
+from ..secure import Secure
 from . import wire
 from ._flwr import ClientApp, Context, Message, RecordDict, log
 from .site import SiteFolder, SiteHost, run_name
@@ -67,7 +68,9 @@ def answer(find: Find, verify: Verify | None, message: Message, context: Context
         log(ERROR, "%s", traceback.format_exc())
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
-        content = wire.write_answer(None, f"{type(error).__name__} in {where}; the node's log says more")
+        full = isinstance(error, OSError) and error.errno in files.FULL
+        what = "no space is left at the site" if full else f"{type(error).__name__} in {where}"
+        content = wire.write_answer(None, f"{what}; the node's log says more")
     return Message(content, reply_to=message)
 
 
@@ -113,6 +116,7 @@ def fingerprint(
     seed: int,
     privacy: Privacy | None = None,
     augment: Augment | None = None,
+    secure: Secure | None = None,
 ) -> dict[str, str]:
     """What must be the same at every node and at the server, since it is never sent."""
     scale = [v.flatten().tolist() for v in normalisation(model, dataset, torch.device("cpu"))]
@@ -126,6 +130,7 @@ def fingerprint(
         "seed": seed,
         "privacy": privacy.model_dump() if privacy and privacy.on else None,
         "dataset.augment": asdict(augment) if augment else None,
+        "secure": secure.model_dump() if secure and secure.aggregation else None,
     }
     texts = {part: json.dumps(value, sort_keys=True, default=str) for part, value in parts.items()}
     return {part: sha256(text.encode()).hexdigest() for part, text in texts.items()}
@@ -133,7 +138,8 @@ def fingerprint(
 
 def parts_fingerprint(parts: Parts) -> dict[str, str]:
     data, config = parts.federation.dataset, parts.config
-    return fingerprint(parts.method, parts.model, data, config.seed, config.privacy, configured(config.dataset))
+    varied = configured(config.dataset)
+    return fingerprint(parts.method, parts.model, data, config.seed, config.privacy, varied, config.secure)
 
 
 def differing(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -146,7 +152,9 @@ _last: list[tuple[Model, dict[str, str]]] = []  # a model's weights are hashed o
 
 def _about(host: Host) -> dict[str, str]:
     if not _last or _last[0][0] is not host.model:
-        about = fingerprint(host.method, host.model, host.federation.dataset, host.seed, host.privacy, host.augment)
+        secure = host.masker.settings if host.masker else None
+        data = host.federation.dataset
+        about = fingerprint(host.method, host.model, data, host.seed, host.privacy, host.augment, secure)
         _last[:] = [(host.model, about)]
     return _last[0][1]
 

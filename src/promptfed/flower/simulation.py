@@ -13,6 +13,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
+
 from ..errors import UserError
 from ..runs.build import Parts, describe, worker_count
 from ._flwr import ClientApp, Context, Grid, ServerApp
@@ -22,11 +24,12 @@ from .clients import Expected, FlowerClients
 
 def expected(parts: Parts, nodes: Mapping[int, int] | None = None) -> Expected:
     """What nodes must agree with, from the server's own parts. `nodes`: which client each of them is."""
-    data = parts.federation.dataset
+    data, shared = parts.federation.dataset, parts.method.shared(parts.init)
+    masked = {name: p.to(torch.int32) for name, p in shared.items()}
     return Expected(
         clients=len(parts.federation.sites),
         classes=parts.model.classes,
-        shared=parts.method.shared(parts.init),
+        shared=masked if parts.config.secure.aggregation else shared,
         fingerprint=parts_fingerprint(parts),
         domains=len(data.domains),
         nodes=nodes,

@@ -34,6 +34,9 @@ TYPES = {
     "train": "train.round",
     "second": "train.second",
     "evaluate": "evaluate.round",
+    "keys": "train.keys",
+    "shares": "train.shares",
+    "unmask": "train.unmask",
 }
 _HEAD, _JSON, _BLOBS, _STYPE = "promptfed", "json", "blobs", "safetensors"
 _SIGNATURE, _ED25519 = "signature", "ed25519"
@@ -103,6 +106,7 @@ _ANSWERED: dict[type[M.Task | Identify], type[Answered[Any]]] = {
     M.Train: Answered[M.TrainResult],
     M.Second: Answered[M.Result],
     M.Evaluate: Answered[M.EvaluateResult],
+    **dict.fromkeys((M.Keys, M.Shares, M.Unmask), Answered[M.Result]),
 }
 
 # ---- in and out of a message

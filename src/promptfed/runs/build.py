@@ -27,6 +27,7 @@ from ..errors import Unsuited, UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..secure.site import Masker
 from ..tuning import NEEDS_CLIP
 from . import protocols
 from .config import Config, make
@@ -117,7 +118,16 @@ def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
     e, join = config.eval, config.join.round
     every = e.every if config.method.method.schedule(1) else config.rounds  # what is not trained stays as it is
     return server.Plan(
-        config.rounds, config.fraction, config.seed, every, e.after_local, e.pooled, newcomers, join, config.aggregation
+        rounds=config.rounds,
+        fraction=config.fraction,
+        seed=config.seed,
+        eval_every=every,
+        after_local=e.after_local,
+        pooled=e.pooled,
+        newcomers=newcomers,
+        join_round=join,
+        aggregation=config.aggregation,
+        secure=config.secure,
     )
 
 
@@ -269,6 +279,7 @@ def make_host(parts: Parts, store: Store, kind: Callable[..., Host] = Host) -> H
         drift=config.eval.drift,
         privacy=config.privacy if config.privacy.on else None,
         noise_seed=None if config.consortium else config.seed,
+        masker=Masker(config.secure, config.seed, store.path / "secure") if config.secure.aggregation else None,
     )
 
 

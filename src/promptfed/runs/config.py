@@ -19,6 +19,8 @@ from ..aggregation import Aggregation
 from ..data import PARTITIONS, DatasetConfig
 from ..errors import Unsuited, UserError, nearest, one_sentence
 from ..privacy import Privacy, check
+from ..secure import Secure
+from ..secure import check as check_secure
 from . import protocols
 from .sections import (
     DEFAULT_METHOD,
@@ -50,6 +52,7 @@ class Config(Section):
     engine: Engine = Field(default_factory=lambda: Engine())
     privacy: Privacy = Field(default_factory=lambda: Privacy())
     aggregation: Aggregation = Field(default_factory=lambda: Aggregation())
+    secure: Secure = Field(default_factory=lambda: Secure())
     consortium: Consortium | None = Field(None, description="none: all images are here")
 
     @model_validator(mode="after")
@@ -69,8 +72,11 @@ class Config(Section):
         if self.privacy.on:
             check(self.method.method, self.method.name)
         aggregation.check(self.aggregation, self.method.method, self.method.name, self.fraction)
-        if self.privacy.on and self.eval.drift:
-            raise UserError("eval.drift = true tells how far clients' parameters move, which privacy.clip cannot cover")
+        if self.secure.aggregation:
+            check_secure(self.method.method, self.method.name, self.aggregation.name)
+        if self.eval.drift and (self.privacy.on or self.secure.aggregation):
+            setting = "privacy.clip" if self.privacy.on else "secure.aggregation"
+            raise UserError(f"eval.drift = true tells how far clients' parameters move, which {setting} cannot cover")
         if self.join.round > self.rounds:
             raise UserError(f"join.round = {self.join.round} is later than the last of rounds = {self.rounds}")
         if self.join.round and not self.join.clients:
@@ -154,8 +160,10 @@ def fitted(table: Table, compared: Iterable[str]) -> Table:
 
 
 def _unstandardised(table: Table) -> Table:
-    """Sums of features are sent without noise: where there is privacy, heads do without unless they are asked for."""
-    method, private = table.get("method", {}), table.get("privacy", {}).get("clip")
+    """Sums of features are sent without noise or masks: where there is privacy or secure aggregation, heads do without
+    unless they are asked for."""
+    method = table.get("method", {})
+    private = table.get("privacy", {}).get("clip") or table.get("secure", {}).get("aggregation")
     if not private or not isinstance(method.get("name"), str) or "standardise" not in methods.fields(method["name"]):
         return table
     return {**table, "method": {"standardise": False, **method}}

@@ -30,7 +30,15 @@ DELAY = 2.0  # seconds behind the median client, from which on it matters
 SHOWN = 3  # clients that are named
 GRACE = 2.0  # seconds that the next run of a comparison may take to begin
 POLL = 0.5
-_DOING = {"train": "training", "evaluate": "evaluating", "second": "exchanging", "enroll": "enrolling"}
+_DOING = {
+    "train": "training",
+    "evaluate": "evaluating",
+    "second": "exchanging",
+    "enroll": "enrolling",
+    "keys": "making keys",
+    "shares": "sharing keys",
+    "unmask": "unmasking",
+}
 
 
 def slow(took: Sequence[Mapping[str, Any]]) -> dict[int, str]:

@@ -32,6 +32,7 @@ from ..report import marks, style
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
 from ..scoring import Score
+from ..secure import Secure
 from .images import complain, decode
 from .loading import described, predictor
 from .predictor import Predictor
@@ -105,7 +106,7 @@ def _fresh(run: Path, data: Path) -> Path:
 def _joined_parts(held: Run, dataset: Dataset) -> build.Parts:
     """The run's, with empty sites for its clients, so that the newcomer has a number of its own."""
     sites = (*[build.empty_site()] * len(held.federation.sites), site_images.split(dataset, held.config.seed))
-    config = held.config.model_copy(update={"privacy": Privacy()})  # nothing is sent: no update needs noise
+    config = held.config.model_copy(update={"privacy": Privacy(), "secure": Secure()})  # nothing is sent
     return replace(held.parts, config=config, federation=Federation(dataset, sites, {"name": "join"}))
 
 
