@@ -5,6 +5,8 @@ import pytest
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "promptfed[flower]"')
 
 import torch
+from deployment import deployed, reference
+from deployment import state as deployed_state
 from loopback import Loopback, case_of, go, looped, same
 from test_flower_sites import command
 
@@ -23,6 +25,7 @@ from promptfed.runs import build
 from promptfed.runs import config as C
 from promptfed.secure import Secure
 from promptfed.server import step
+from promptfed.testing import equal
 from site_folders import NAMES, consortium, site
 
 CLIENTS = 3
@@ -148,3 +151,25 @@ def test_a_new_consortium_with_masks_takes_the_mean(tmp_path):
     command("init", tmp_path / "server", *settings, "--clients", 3, "--classes", ",".join(NAMES))
     config, _ = read_agreed(tmp_path / "server")
     assert (config.aggregation.name, config.secure.aggregation) == ("mean", True)
+
+
+@pytest.mark.slow
+def test_three_sites_on_a_superlink_of_which_one_is_lost_in_mid_round(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    engine = {"patience": 600, "deadline": 60}
+    leave = """
+    if task.ask == "train" and task.round == 2:
+        import os
+        os._exit(1)
+"""
+    with deployed(tmp_path, method=SHORT, secure={"aggregation": True}, engine=engine) as made:
+        made.link()
+        for client in range(CLIENTS):
+            made.admit(client)
+            made.node(client, leave if client == 1 else "")
+        first, second = made.submit("first")
+        assert first["left_out"] == []
+        assert [row["client"] for row in second["left_out"]] == [1]
+        expected = reference(made, tmp_path / "here", rounds=2, absent={(2, 1)})
+        assert equal(deployed_state(made, "first"), expected.state)
