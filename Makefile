@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := build/tools/bin
 
-.PHONY: run test lint docs slow bench clean
+.PHONY: run test lint docs leaderboard slow bench sbom audit clean
 
 # Offline comparison of prompt methods on the embedded model, with eight drawing styles as clients.
 run: $(STAMP)
@@ -22,6 +23,10 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -E -W --keep-going -n -q docs build/docs
 
+# docs/leaderboard.md, from the results that are kept in experiments/leaderboard.
+leaderboard: $(STAMP)
+	$(BIN)/python scripts/leaderboard.py
+
 slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
@@ -30,6 +35,21 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/many_clients.py
 	$(BIN)/python benchmarks/frozen.py
 	$(BIN)/python benchmarks/peers.py --parts fedavg pfedpt
+
+# All installed packages in the CycloneDX format, in build/sbom.json.
+sbom: $(TOOLS)
+	mkdir -p build
+	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --of JSON -o build/sbom.json $(BIN)/python
+
+# Weak spots in the source, of medium severity and above; then known vulnerabilities of what is installed, which needs the network.
+audit: $(TOOLS)
+	$(TOOLS)/bandit --quiet --recursive --severity-level medium src
+	$(TOOLS)/pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+# Apart from the environment, so that they are not part of what they describe.
+$(TOOLS): $(STAMP)
+	$(PYTHON) -m venv build/tools
+	$(TOOLS)/pip install --quiet --disable-pip-version-check bandit cyclonedx-bom pip-audit
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "promptfed needs Python 3.11 or newer")'

@@ -1,5 +1,6 @@
 """A round's updates, as they come: added up or held, the result is that of the whole list."""
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -21,10 +22,7 @@ SIZES = {2: 3, 5: 17, 6: 1, 9: 8}
 def updates() -> list[Update]:
     g = torch.Generator().manual_seed(0)
     drawn = ({name: torch.randn(p.shape, generator=g) for name, p in SHARED.items()} for _ in SIZES)
-    return [
-        Update(client, SHARED, up, n, stats={"s": up["head.b"] + 1})
-        for (client, n), up in zip(SIZES.items(), drawn, strict=True)
-    ]
+    return [Update(client, SHARED, up, n) for (client, n), up in zip(SIZES.items(), drawn, strict=True)]
 
 
 def aggregated(method: Method, state: State, came: list[Update]) -> tuple[State, list[Update]]:
@@ -81,9 +79,19 @@ def test_updates_that_cannot_be_used_or_do_not_come_do_not_count() -> None:
         torch.testing.assert_close(p, listed[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("method", [FedAvg(), Median(), create("sgpt"), create("dp2fl"), create("fedem")])
+def test_stats_that_the_method_does_not_know_are_refused_by_name_and_not_held(method: Method) -> None:
+    sent = replace(updates()[0], stats={"ballast\n": torch.zeros(9)})
+    state = {**SHARED, "counts": torch.zeros(3)}
+    kept = Intake(method, state, SHARED, SIZES).take(sent)
+    assert kept.error == "unknown stats: 'ballast\\n'"
+    assert not kept.stats
+
+
 def test_held_updates_are_the_same_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path))
-    sent = [*updates(), Update(11, {}, {"e": torch.zeros(0, 3)}, 1, stats={"i": torch.arange(3)})]
+    sent = [replace(update, stats={"s": update.up["head.b"] + 1}) for update in updates()]
+    sent.append(Update(11, {}, {"e": torch.zeros(0, 3)}, 1, stats={"i": torch.arange(3)}))
     first = P.nbytes(sent[0].up) + P.nbytes(sent[0].stats)
     spool = Spool(memory=first)
     held = [spool.hold(update) for update in sent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -13,6 +14,7 @@ from typing import IO
 
 from .errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of an OSError: there is no room for what is written
 _EDGE = 4096  # bytes at the beginning and end of a file where a mark is looked for
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -192,8 +192,9 @@ class Method(BaseModel):
 
     def unusable(self, state: State, update: Update) -> str:
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever
-        aggregate() and send_second() rely on is checked here. Parameters have been checked."""
-        return ""
+        aggregate() and send_second() rely on is checked here, and names and sizes of all stats. Parameters have been
+        checked. By default there are no stats."""
+        return unknown_stats(update, ())
 
     def stride(self, n: int) -> float:
         """Server: what the change of a client with n samples is divided by where aggregate() compares clients."""
@@ -320,6 +321,12 @@ class FedAvg(Method):
 def split_once(down: Params) -> tuple[Params, Params]:
     """What a client receives -> what is sent every time, and what is sent only once, without the prefix."""
     return {name: p for name, p in down.items() if not name.startswith(f"{ONCE}.")}, P.under(down, ONCE)
+
+
+def unknown_stats(update: Update, known: Iterable[str]) -> str:
+    """Names of stats beyond the known ones, as a reason to leave the update out; empty if there are none."""
+    names = sorted(set(update.stats) - set(known))
+    return f"unknown stats: {', '.join(repr(name[:50]) for name in names[:3])}" if names else ""
 
 
 def _added(a: Params, b: Params) -> Params:

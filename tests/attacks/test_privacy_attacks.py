@@ -4,14 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from promptfed.attacks import privacy
-from promptfed.attacks.embedding_inversion import invert
 from promptfed.attacks.membership import auc, interval
 from promptfed.errors import UserError
-from promptfed.models.vit import vit
 
 
 def test_auc_is_how_often_a_member_has_the_lower_loss() -> None:
@@ -25,11 +22,6 @@ def test_the_interval_holds_the_auc_and_narrows_with_samples() -> None:
     assert low < a < high
     assert 0.5 < lower < b < upper
     assert upper - lower < high - low
-
-
-def test_a_patch_embedding_is_turned_back_into_its_image() -> None:
-    model, x = vit((3, 16, 16), 3, 0, width=64, depth=1), torch.randn(2, 3, 16, 16)
-    assert float((invert(model, model.weights, model.embed(model.weights, x)) - x).abs().max()) < 1e-3
 
 
 def test_noise_hides_what_updates_reveal(tmp_path: Path) -> None:

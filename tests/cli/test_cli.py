@@ -164,15 +164,15 @@ def test_ctrl_c_leaves_a_resumable_run_and_says_how(promptfed, env, tmp_path):
 
 
 def test_only_rounds_and_engine_change_on_resuming(promptfed):
-    promptfed("run", "method=local", "rounds=1", *TINY, "--out", "mine")
-    said = promptfed("run", "--resume", "--out", "mine", "seed=3", code=1)
-    assert "seed cannot be changed when a run is resumed" in said
+    out = "m[bold]i:x:n[/b]e"  # not markup
+    said = promptfed("run", "method=local", "rounds=1", *TINY, "--out", out)
+    assert f"everything is in {out}:" in said
+    said = promptfed("run", "--resume", "--out", out, "seed=3", code=1)
+    assert "seed cannot be changed when a run is resumed (seed = 3, not 0; allowed: engine, rounds)" in said
     assert "holds no run to resume" in promptfed("run", "--resume", "--out", "nothing", code=1)
     assert "--resume needs --out" in promptfed("run", "--resume", code=1)
-    promptfed("run", "--resume", "--out", "mine", "rounds=2")
-    assert "rounds = 1 must be at least the 2 rounds" in promptfed(
-        "run", "--resume", "--out", "mine", "rounds=1", code=1
-    )
+    promptfed("run", "method=local", "rounds=2", *TINY, "--resume", "--out", out)  # the words it began with
+    assert "rounds = 1 must be at least the 2 rounds" in promptfed("run", "--resume", "--out", out, "rounds=1", code=1)
 
 
 def test_compare_makes_one_table_on_one_partition(promptfed, tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -83,6 +84,14 @@ def test_class_folders(tmp_path: Path, paint) -> None:
     assert dataset.images[:, :, 0, 0].tolist() == [[0, 255, 0], [0, 0, 255], [255, 0, 0]]
     assert dataset.name == "pics"
     assert dataset.mean == (0.3333,) * 3
+
+
+def test_pipes_among_images_are_not_read(tmp_path: Path, paint) -> None:
+    for name in ("cat/a.png", "dog/b.png"):
+        paint(tmp_path / name)
+    os.mkfifo(tmp_path / "cat" / "c.png")
+    os.mkfifo(tmp_path / "train-images-idx3-ubyte")
+    assert len(load(DatasetConfig(name=str(tmp_path), size=8))) == 2
 
 
 def test_split_folders_are_pooled(tmp_path: Path, paint) -> None:

@@ -117,8 +117,8 @@ class Deployment:
     def flag(self):
         return ["--insecure"] if self.insecure else []
 
-    def link(self):
-        process = self.start("link", "link", self.server, *self.flag())
+    def link(self, *more):
+        process = self.start("link", "link", self.server, *self.flag(), *more)
         until = time.monotonic() + HANG
         while True:
             with socket.socket() as attempt:

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from loopback import case_of, looped
 
 from promptfed import UserError
 from promptfed.flower import node as flower_node
+from promptfed.flower import superexec
 from promptfed.flower.node import SuperNode
 from promptfed.flower.server import told
 from promptfed.flower.site import SiteFolder
@@ -29,7 +32,7 @@ def heard(*lines):
     node, said = object.__new__(SuperNode), []
     node._said, node._client, node._address, node._tls, node._told = said.append, 0, "fl.example:9092", "with TLS", -99
     node.connected = node.refused = False
-    node.fault = ""
+    node.fault = node.last = ""
     for line in lines:
         node.hear(line)
     return node, said
@@ -77,9 +80,16 @@ def test_a_site_that_is_not_admitted_is_told_apart():
     assert (node.refused, node.fault) == (True, "")
 
 
+def test_a_token_is_passed_in_a_file_that_only_the_app_inherits():
+    words = [sys.executable, "-c", "import sys; print(sys.argv[1], open(sys.argv[2]).read())"]
+    with superexec.start([*words, "--token", "secret"], stdout=subprocess.PIPE) as process:
+        assert "secret" not in process.args
+        assert process.stdout.read() == b"--token-file secret\n"
+
+
 def test_refusals_are_counted_from_the_first_and_not_from_the_start(place, monkeypatch):
     """A busy server may take minutes to answer at all, and then for a moment refuse whom it takes for connected."""
-    now, said, turns = [0.0], [], iter([(500.0, True), (30.0, True), (30.0, True), (60.0, True)])
+    now, said, turns = [0.0], [], iter([(500.0, True), (20.0, True), (20.0, True), (60.0, True)])
 
     def attend(*_):
         seconds, refused = next(turns)

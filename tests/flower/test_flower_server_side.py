@@ -19,7 +19,8 @@ from promptfed import UserError
 from promptfed.cli.main import app
 from promptfed.flower import certificates, consortium
 from promptfed.flower.consortium import nodes
-from promptfed.flower.link import _LISTEN, _bound, control, status
+from promptfed.flower.control import control, status
+from promptfed.flower.link import _LISTEN, _bound
 from promptfed.flower.site import read_agreed
 from promptfed.runs import build
 from promptfed.runs import config as C
@@ -322,7 +323,7 @@ def test_another_file_than_the_agreement_is_one_sentence(made, tmp_path):
 
 def test_what_can_be_set_at_a_site_is_in_its_file(made, tmp_path):
     made()
-    changeable = {"device", "threads", "runs_gb", "modules", "fetch"}
+    changeable = {"device", "threads", "runs_gb", "modules", "fetch", "heartbeat"}
     assert set(C.read(tmp_path / "site" / "site.toml")) == {"client", "data", *changeable}
 
 
@@ -339,7 +340,21 @@ def test_an_address_is_a_host_and_a_port(address):
 
 
 def test_the_help_says_what_arguments_are():
-    for name in ("init", "certs", "link", "admit", "expel", "submit", "site", "check", "node"):
+    for name in (
+        "init",
+        "certs",
+        "link",
+        "admit",
+        "expel",
+        "submit",
+        "stop",
+        "status",
+        "nodes",
+        "site",
+        "check",
+        "audit",
+        "node",
+    ):
         said = CliRunner().invoke(app, ["flower", name, "--help"]).output
         assert "the consortium's folder at the server" in said or "the site's own folder" in said
         assert "[required]" in said

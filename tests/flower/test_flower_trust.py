@@ -92,8 +92,7 @@ def test_a_server_is_not_told_where_a_sites_files_are(keyed):
     _, at, _, parts = keyed
     resident = Resident(SiteFolder.open(at))
     app = client_app(resident)
-    (at / "runs" / NAME).mkdir(parents=True)
-    (at / "runs" / NAME / "asked.json").write_text("{")
+    (at / "asked.jsonl").write_text("{\n")
     down = parts.method.down(parts.method.begin(parts.model, parts.init, 0), 0)
     asked = Request(task=Train(round=1, score=False), clients=[Recipient(client=0, blob=0)])
     try:

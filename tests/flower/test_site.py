@@ -168,7 +168,7 @@ def test_a_site_answers_what_was_agreed_on_and_once(agreed):
     host.run += 1  # the run is resumed
     asked(train)
     asked(score)
-    assert host.agreement.asked().evaluations == 2  # of all
+    assert host.agreement.asked(task="evaluation after round 2") == 2  # of all
     file = place.folder / "consortium.toml"
     file.write_text(file.read_text().replace("rounds = 3", "rounds = 4"))
     asked(Train(round=4, score=False))
@@ -196,8 +196,8 @@ def test_under_privacy_no_loss_leaves_a_site(agreed):
 
 def test_damaged_notes_of_what_was_asked_are_one_sentence(agreed):
     place, _, asked = agreed()
-    (place.run("first") / "asked.json").write_text('{"run": ')
-    with pytest.raises(UserError, match=r"asked.json. is damaged"):
+    (place.folder / "asked.jsonl").write_text('{"run": \n')
+    with pytest.raises(UserError, match=r"asked.jsonl. is damaged \(line 1 was changed"):
         asked(Train(round=1, score=False))
 
 

@@ -2,10 +2,11 @@
 
 import torch
 from dp2fl_toy import batch_of, images, method_of
-from torch.nn import functional as F
 
+from promptfed.attacks.embedding_inversion import invert
 from promptfed.models.clip import CLIP, clip
 from promptfed.phases import Holdings
+from promptfed.tunings.maple import image_tower
 
 
 def square() -> CLIP:
@@ -27,14 +28,9 @@ def square() -> CLIP:
 
 
 def test_a_patch_embedding_can_be_turned_back_into_the_image() -> None:
-    """Everybody has the frozen weights: subtract positions, solve a linear system for each patch."""
     model, x = square(), images(2, side=16)
     hello = method_of().enroll(model, {}, Holdings(lambda: iter(()), lambda: iter([batch_of(x)]), torch.ones(4), {}))
-    w = {name: p.double() for name, p in model.weights.items()}
-    patches = (hello["x"].double() - w["body.image.position"])[:, 1:]  # (2, 16, 48), without cls
-    pixels = torch.linalg.lstsq(w["body.image.patch.weight"].flatten(1), patches.flatten(0, 1).T).solution  # (48, 32)
-    columns = pixels.T.reshape(2, 16, 48).transpose(1, 2)
-    found = F.fold(columns, (16, 16), 4, stride=4)
+    found = invert(image_tower(model), model.weights, hello["x"])
     assert float((found - x.double()).abs().max()) < 1e-3
 
 

@@ -1,5 +1,6 @@
 """Every file of a run's folder, damaged in four ways: what is said is one sentence, and nothing is lost."""
 
+import resource
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,8 @@ import pytest
 
 import promptfed
 from promptfed.errors import UserError
+from promptfed.params import digest
+from promptfed.runs.record import read_checkpoint
 
 SETTINGS = {
     "method": {"name": "fedper", "epochs": 1},
@@ -92,3 +95,20 @@ def test_an_edited_setting_is_named_and_refused(whole, tmp_path):
         promptfed.run(out=folder, resume=True, rounds=4)
     config.write_text(text)
     assert promptfed.run(out=folder, resume=True, rounds=4).numbers["rounds"] == 4
+
+
+@pytest.mark.parametrize("room", [200, 5_000, 40_000, 300_000])
+def test_a_run_without_room_stops_with_a_sentence_and_goes_on_when_there_is(whole, tmp_path, room):
+    """No file may grow beyond `room` bytes, as on a disk that is full: the first write that needs more fails."""
+    folder, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"make room") as refused:
+            promptfed.run(**SETTINGS, rounds=3, out=folder, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(refused.value)
+    begun = (folder / "config.toml").exists()
+    promptfed.run(**({} if begun else SETTINGS), rounds=3, out=folder, resume=begun, progress=False)
+    checkpoints = [read_checkpoint(path) for path in (folder, whole)]
+    assert digest(checkpoints[0].state) == digest(checkpoints[1].state)

@@ -49,10 +49,16 @@ INSTEAD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+# All methods on a large model.
+SLOW = {ROOT / "experiments" / "leaderboard" / f"{name}.toml": pytest.mark.slow for name in ("office", "cifar10")}
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=SLOW.get(path, ())) for path in FILES]
+)
 def test_experiments_at_both_scales(path: Path) -> None:
     source = C.read(path)
-    given = INSTEAD.get(source["backbone"]["name"], {})
+    given = INSTEAD.get(source.get("backbone", {}).get("name"), {})
     scales = [False, True] if "mini" in source else [False]
     assert len(scales) == 2 or path.stem not in PAPERS.get(path.parent.name, ())
     for mini in scales:
@@ -81,6 +87,15 @@ def test_commands_at_the_head_of_experiments() -> None:
 
 
 # ---- numbers
+
+
+def test_components_of_a_mixture_are_counted_without_their_values() -> None:
+    backbone = "facebook/deit-tiny-patch16-224"
+    one, three = (
+        dryrun.estimate(C.make({"method": {"name": name}, "dataset": "cifar10", "backbone": backbone}))
+        for name in ("fedavg", "fedem")
+    )
+    assert three.trained == 3 * one.trained
 
 
 @pytest.mark.parametrize(

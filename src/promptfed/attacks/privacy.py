@@ -57,8 +57,8 @@ class Plan:
 def prepare(preset: str | None, given: Mapping[str, Any], out: Path) -> Plan:
     """Checks everything before the first run. Without settings, PromptFL on the embedded federation."""
     base = C.merge(source(preset), {} if preset else _UNEQUAL, given, HERE)
-    clear = C.make({**base, "privacy": {}})
     noised = C.make(C.merge(_NOISE, base))
+    clear = C.make({**noised.complete(), "privacy": {}})  # noise changes defaults, such as method.standardise
     if not noised.privacy.noise:
         raise UserError("privacy.noise = 0 protects nothing: --privacy compares a run without noise to one with it")
     check_free(out, FILES)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     C = lazy.Module("runs.config")
 
-console = Console()
+console = Console(markup=False, emoji=False)  # paths and names may have brackets
 
 Words = Annotated[
     list[str] | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import warnings
@@ -15,8 +14,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from .. import files
 from ..errors import UserError, nearest
-from . import flower
+from . import flower, site  # noqa: F401 - its commands join flower's
 from .attack import attack
 from .common import console
 from .listing import list_
@@ -84,7 +84,8 @@ app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:
-    warnings.showwarning = lambda message, *_, **__: Console(stderr=True).print(f"warning: {message}", style="yellow")
+    said = Console(stderr=True, markup=False, emoji=False)
+    warnings.showwarning = lambda message, *_, **__: said.print(f"warning: {message}", style="yellow")
     if not console.is_terminal:
         os.environ.setdefault("COLUMNS", "120")  # tables in a file or a pipe need not fit a screen
     # method=my_module:MyMethod, next to where the command is run; last, so that no file there replaces a package
@@ -94,6 +95,6 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"promptfed: {error}")
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in files.FULL:
             raise
-        sys.exit("promptfed: no space left on the device; free some and resume, completed rounds are kept")
+        sys.exit(f"promptfed: {error.strerror}: make room and repeat the command")

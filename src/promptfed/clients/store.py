@@ -40,7 +40,10 @@ class Store:
                 str(path), metasync=False, readahead=False, mode=0o600, create=not readonly, **options
             )
         except lmdb.Error as error:
-            raise UserError(f'the clients\' state in "{path}" cannot be opened: {error}') from None
+            raise UserError(
+                f'the clients\' state in "{path}" cannot be opened: {error}; if the disk is full, make room and '
+                "resume the run"
+            ) from None
         pages = self._env.info()["last_pgno"] + 1
         if (path / DATA).stat().st_size < pages * self._env.stat()["psize"]:  # reading it would end the process
             self._env.close()

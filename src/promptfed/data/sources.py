@@ -109,14 +109,19 @@ def identify(folder: Path, files: list[Path]) -> str:
 
 
 def walk(path: Path) -> tuple[list[Path], list[Path]]:
-    """Files and folders relative to `path`, sorted, none of them hidden or in a hidden folder."""
+    """Regular files and folders relative to `path`, sorted, none of them hidden or in a hidden folder."""
     files, inside = [], []
     for here, inner, names in os.walk(path, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith((".", "__MACOSX"))]
         base = Path(here).relative_to(path)
         inside += [base / name for name in inner]
-        files += [base / name for name in names if not name.startswith(".")]
+        files += [base / name for name in names if not name.startswith(".") and _regular(Path(here, name))]
     return sorted(files), sorted(inside)
+
+
+def _regular(file: Path) -> bool:
+    """Not a pipe or a device, which would never end. A broken link is reported when it is read."""
+    return file.is_file() or not file.exists()
 
 
 # ---- without files
@@ -159,7 +164,7 @@ _IDX = re.compile(r"(?P<prefix>.*?)(?P<split>train|t10k|test|valid)[-.]images[-.
 
 def idx_files(folder: Path) -> list[re.Match[str]]:
     """The image files of an MNIST-style folder, training images first."""
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir() if file.is_file())
     return sorted((m for name in names if (m := _IDX.fullmatch(name))), key=lambda m: _which(m["split"]))
 
 

@@ -6,7 +6,11 @@ take seconds, which a client must not wait for.
 
 import os
 import secrets
+import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
 
 from ..cli import lazy
 
@@ -32,13 +36,16 @@ _INTERNALS = {
     "flwr.simulation": "run_simulation",  # documented, and slow to import
     "flwr.cli.build": "build_fab_from_disk",
     "flwr.common.constant": (
-        "ErrorCode SubStatus ISOLATION_MODE_SUBPROCESS SUPERLINK_NODE_ID TIMESTAMP_HEADER TRANSPORT_TYPE_GRPC_RERE"
+        "ErrorCode SubStatus ISOLATION_MODE_SUBPROCESS SUPERLINK_NODE_ID TIMESTAMP_HEADER TRANSPORT_TYPE_GRPC_RERE "
+        "SYSTEM_TIME_TOLERANCE TIMESTAMP_TOLERANCE"
     ),
     "flwr.common.logger": "log",
     "flwr.common.serde": "fab_to_proto user_config_to_proto",
     "flwr.proto.control_pb2": "ListNodesRequest ListRunsRequest RegisterNodeRequest StartRunRequest StopRunRequest",
     "flwr.proto.fleet_pb2": "PushMessagesRequest",
+    "flwr.proto.run_pb2": "Run",
     "flwr.proto.runtime_pb2": "AcquireTaskRequest SendTaskHeartbeatRequest",
+    "flwr.supercore.cli": "flower_superexec",
     "flwr.supercore.constant": "FLEET_HTTP_PUBLIC_KEY_HEADER FLEET_HTTP_SIGNATURE_HEADER NodeStatus TaskType",
     "flwr.supercore.control": "ControlHttpClient",
     "flwr.supercore.error": "FlowerError",
@@ -58,3 +65,24 @@ _INTERNALS = {
 }
 __getattr__ = lazy.names(__name__, {name: module for module, names in _INTERNALS.items() for name in names.split()})
 __all__ = ["Array", "ArrayRecord", "ClientApp", "ConfigRecord", "Context", "Grid", "Message", "RecordDict", "ServerApp"]
+
+
+def set_heartbeat(seconds: float) -> None:
+    """Seconds between signs of life of the SuperNode in this process. A SuperLink takes a node for gone after twice as
+    many; Flower's own default is 30."""
+    for module in ("flwr.supernode.fleet_http_connection", "flwr.supercore.heartbeat"):
+        vars(import_module(module))["HEARTBEAT_DEFAULT_INTERVAL"] = seconds
+
+
+def hide_tokens() -> None:
+    """Has this process's SuperLink start apps through superexec.py."""
+    link = vars(import_module("flwr.superlink.cli.flower_superlink"))
+    command = link["_get_superexec_command"]
+    program = [sys.executable, "-P", "-m", "promptfed.flower.superexec"]
+    link["_get_superexec_command"] = lambda **options: [*program, *command(**options)[1:]]
+
+
+def replace_popen(popen: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Has apps started by another function than subprocess.Popen."""
+    executor = vars(import_module("flwr.supercore.superexec.executor.subprocess_executor"))
+    executor["subprocess"] = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)

@@ -4,74 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from .. import files
-from ..clients.messages import Enroll, Evaluate, Second, SecureTask, Task, Train
+from ..clients.messages import Answer, Enroll, Evaluate, Second, SecureTask, Task, Train
+from ..clients.wire import unpack
 from ..errors import UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
 from ..server import Plan
+from .audit import AuditLog, listed
 
-ASKED = "asked.json"  # in a run's folder at a site
-
-
-class _Asked(BaseModel):
-    """What a server has asked in a run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    run: int = 0  # Flower's number of the run: one that is resumed has another, and repeats its last round
-    tasks: dict[str, int] = {}  # how often, of this number
-    evaluations: int = 0  # of all numbers
+_TRAINING = "training"
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What the agreed plan and method let a server ask.
 
-    `file`: what was asked, kept over restarts of the node.
+    `log`: what was asked, kept over restarts of the node.
+    `run`: its name. `by`: who signs requests.
     `plan`: as agreed now; rounds may be added.
     """
 
-    file: Path
+    log: AuditLog
     plan: Callable[[], Plan]
     method: Method
     init: Params
     common: Params | None  # names and shapes of the model that the method has besides the clients' own
+    run: str = ""
+    by: str = ""
 
     @classmethod
-    def of(cls, file: Path, plan: Callable[[], Plan], method: Method, model: Model, init: Params) -> Agreement:
+    def of(
+        cls, log: AuditLog, plan: Callable[[], Plan], method: Method, model: Model, init: Params, **about: str
+    ) -> Agreement:
         common = method.common(method.begin(model, init, plan().seed))
-        return cls(file, plan, method, init, common)
+        return cls(log, plan, method, init, common, **about)
 
-    def admit(self, run: int, task: Task, down: Params) -> None:
-        """Notes a task before it is done. Raises UserError if the plan has no such task, or it was done already."""
+    def admit(self, number: int, task: Task, down: Params, size: int) -> None:
+        """Notes a task before it is done. Raises UserError if the plan has no such task, or it was done already.
+        `number`: Flower's of the run; one that is resumed has another, and repeats its last round."""
+        about = {"run": self.run, "number": number, "task": named(task)}
         why = self.not_agreed(task) or self.unexpected(task, down)
+        if not why and self.asked(**about) >= self._most(task):
+            why = "it has been answered in this run already"
         if why:
-            raise UserError(f"{_named(task)} is refused: {why}")
-        held = self.asked()
-        tasks = held.tasks if held.run == run else {}
-        often = tasks.get(_named(task), 0) + 1
-        if often > self._most(task):
-            raise UserError(f"{_named(task)} is refused: it has been answered in this run already")
-        evaluations = held.evaluations + isinstance(task, Evaluate)
-        noted = _Asked(run=run, tasks={**tasks, _named(task): often}, evaluations=evaluations)
-        files.write(self.file, noted.model_dump_json().encode(), private=True)
+            self.log.append(kind="refused", **about, why=why)
+            raise UserError(f"{named(task)} is refused: {why}")
+        self.log.append(kind="asked", **about, bytes=size, by=self.by)
 
-    def asked(self) -> _Asked:
-        if not self.file.exists():
-            return _Asked()
-        try:
-            return _Asked.model_validate_json(self.file.read_bytes())
-        except ValidationError:
-            raise UserError(
-                f'"{self.file}" is damaged: it must hold what was asked in this run; deleting the run\'s folder, with '
-                "its private parameters, starts it anew"
-            ) from None
+    def asked(self, **about: Any) -> int:
+        """How often requests of this description were admitted."""
+        wanted = {"kind": "asked", **about}.items()
+        return sum(all(entry.get(key) == value for key, value in wanted) for entry in self.log.entries())
+
+    def trained(self) -> bool:
+        """Whether the site has trained in this run since its folder was made."""
+        for entry in reversed([entry for entry in self.log.entries() if entry.get("run") == self.run]):
+            if entry["kind"] == "begun" or (entry["kind"] == "left" and entry["task"].startswith(_TRAINING)):
+                return bool(entry["kind"] == "left")
+        return False
+
+    def left(self, number: int, task: Task, answer: Answer, **released: Any) -> None:
+        """Notes what is about to leave the site. `released`: the count of updates under differential privacy."""
+        tensors = [name for blob in answer.blobs for name in unpack(blob)[0]]
+        heads = [result.model_dump_json(exclude_none=True) for result in answer.results]
+        fields = [name for result in answer.results for name in result.model_dump(exclude_none=True)]
+        self.log.append(
+            kind="left",
+            run=self.run,
+            number=number,
+            task=named(task),
+            bytes=sum(map(len, answer.blobs)) + sum(map(len, heads)),
+            names=listed([*tensors, *fields]),
+            **released,
+        )
 
     def not_agreed(self, task: Task) -> str:
         """Why the plan has no such task; empty if it has."""
@@ -125,7 +133,7 @@ def _scores_received(task: Task) -> bool:
 
 
 _WORDS = {
-    "train": "training",
+    "train": _TRAINING,
     "second": "the second message",
     "keys": "making keys",
     "shares": "sharing keys",
@@ -133,7 +141,7 @@ _WORDS = {
 }
 
 
-def _named(task: Task) -> str:
+def named(task: Task) -> str:
     """A task in words, as the sites' engineers read it."""
     if isinstance(task, Enroll):
         return "enrolment"

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import methods
+from .. import files, methods
 from ..clients.frozen import normalisation
 from ..clients.host import Host
 from ..clients.messages import Request
@@ -68,7 +68,9 @@ def answer(find: Find, verify: Verify | None, message: Message, context: Context
         log(ERROR, "%s", traceback.format_exc())
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(at.filename).name}, line {at.lineno}"
-        content = wire.write_answer(None, f"{type(error).__name__} in {where}; the node's log says more")
+        full = isinstance(error, OSError) and error.errno in files.FULL
+        what = "no space is left at the site" if full else f"{type(error).__name__} in {where}"
+        content = wire.write_answer(None, f"{what}; the node's log says more")
     return Message(content, reply_to=message)
 
 

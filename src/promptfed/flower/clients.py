@@ -212,6 +212,8 @@ class FlowerClients(MessageClients):
                 yield Reply(client, result, tensors, received[client], size)
         for client in list(begun):
             answered(client, _NO_ANSWER)
+        for client in (client for client in order if client not in nodes):
+            self._notify(task, [client], len(sent), 0.0, [_ABSENT])
         if self._strict and errors and len(errors) == len(sent):
             raise UserError(f'engine.name = "flower": every client failed; the first with: {errors[0]}')
 
@@ -300,6 +302,7 @@ class FlowerClients(MessageClients):
 
 
 _NO_ANSWER = "no answer"
+_ABSENT = f"{_NO_ANSWER}: its node is not connected"
 _SHORT = 60.0  # seconds in which a node that connects in the middle of a run must say which client it is
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what Flower raises for malformed objects
 # What Flower answers for nodes that do not answer, in the words of a record.

@@ -53,10 +53,13 @@ class Door:
         admitted: Admitted = lambda headers: True,
         answer: int = wire.LIMITS.bytes,
         seconds: float = _SECONDS,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
-        """`answer`: bytes of the largest answer. `seconds`: in which a request must have arrived."""
+        """`answer`: bytes of the largest answer. `seconds`: in which a request must have arrived. `refused`: called
+        for every request that is refused."""
         self._app, self._admitted, self._seconds = app, admitted, seconds
         self._objects = answer // _PART + _FEW
+        self._refused = refused
         self._held = dict.fromkeys(_HELD, 0)  # bytes of requests under way
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -71,6 +74,7 @@ class Door:
                     raise _Refused(403, "only nodes are answered from other machines")
                 await self._fleet(scope, receive, send)
             except _Refused as refused:
+                self._refused()
                 F.log(WARNING, "refused: %s (%s)", refused, (scope.get("client") or ["?"])[0])
                 await send({"type": "http.response.start", "status": refused.status, "headers": []})
                 await send({"type": "http.response.body", "body": str(refused).encode()})

@@ -1,63 +1,69 @@
-"""The server's end: the SuperLink, with a door in front of it, and what is asked of it from the same machine."""
+"""The server's end: the SuperLink, with a door in front of it."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
 import uvicorn
 
 from ..errors import UserError
 from . import _flwr as F
-from . import certificates
-from .consortium import APP, DATABASE, NODES, TLS
+from . import certificates, metrics
+from .consortium import DATABASE, NODES, TLS
+from .control import HERE, STARTED
 from .door import Admitted, Door, signed_by
 from .server import FOLDER, LINK
 from .site import AGREED, read_agreed
 
-_ASKED = "127.0.0.1"  # where commands on this machine reach the SuperLink
-_LISTEN = {_ASKED: [_ASKED], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # always there, too
+_LISTEN = {HERE: [HERE], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # as asked for  # nosec B104
 _CONNECTIONS = 1000  # at once
 
 
 def link(
-    folder: Path, host: str = _ASKED, insecure: bool = False, say: Callable[[str], None] = lambda text: None
+    folder: Path,
+    host: str = HERE,
+    insecure: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    metrics_port: int | None = None,
 ) -> None:
     """Runs the consortium's SuperLink until it is stopped. `insecure`: without TLS and keys, on this machine alone."""
     folder = folder.expanduser().absolute()
     _, agreed = read_agreed(folder)
     if host not in _LISTEN:
         raise UserError(
-            f'--host = "{host}" must be {_ASKED}, for this machine alone, or 0.0.0.0, for all of its addresses; '
+            f'--host = "{host}" must be {HERE}, for this machine alone, or 0.0.0.0, for all of its addresses; '
             "::, for those of IPv6 too"
         )
-    if insecure and host != _ASKED:
-        raise UserError(f'--host = "{host}" needs TLS: without it the SuperLink serves {_ASKED} alone')
+    if insecure and host != HERE:
+        raise UserError(f'--host = "{host}" needs TLS: without it the SuperLink serves {HERE} alone')
     name, _, port = agreed.address.rpartition(":")
-    end = "" if insecure else f"; its certificate is valid until {_checked(folder, [name, _ASKED])}"
+    end = "" if insecure else f"; its certificate is valid until {_checked(folder, [name, HERE])}"
     if not insecure and not agreed.key:
         raise UserError(f"consortium.key in {AGREED} is missing: promptfed flower certs {folder} makes it")
     listeners = [_bound(address, int(port)) for address in _LISTEN[host]]
     os.umask(0o077)
+    (folder / STARTED).touch()
     if (folder / NODES).exists():
         (folder / NODES).chmod(0o600)  # whoever knows a node's number can name it
     os.environ |= {FOLDER: str(folder), LINK: str(os.getpid()), "FLWR_HOME": str(folder / ".flwr")}
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's programs
     config = _config(folder, host, int(port), insecure)
     logging.getLogger("flwr").addFilter(lambda said: "ListRuns" not in said.getMessage())  # submit polls it
+    F.hide_tokens()
     app = F.create_app(config, F.SuperLinkLifespan)
     state = app.state.linkstate_factory.state()
     admitted: Admitted = (lambda headers: True) if insecure else signed_by(state.get_node_id_by_public_key)
-    app.add_middleware(Door, admitted=admitted, answer=agreed.answer_mb * 10**6)  # outermost
+    refused = metrics.Count()
+    app.add_middleware(Door, admitted=admitted, answer=agreed.answer_mb * 10**6, refused=refused.add)  # outermost
+    if metrics_port:
+        metrics.serve(metrics_port, lambda: metrics.of_link(folder, insecure, refused))
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -144,77 +150,3 @@ def _bound(host: str, port: int) -> socket.socket:
             raise UserError(f"port {port} is in use: is this consortium's SuperLink running already?") from None
         raise UserError(f"port {port} of {host} cannot be listened on: {error.strerror}") from None
     return listener
-
-
-# ---- requests to it
-
-
-@contextmanager
-def control(folder: Path, insecure: bool) -> Iterator[F.ControlHttpClient]:
-    """The SuperLink's Control interface, from its own machine."""
-    _, agreed = read_agreed(folder)
-    address = f"{_ASKED}:{agreed.address.rpartition(':')[2]}"
-    if not insecure and not (folder / TLS / certificates.CA).exists():
-        raise UserError(f'"{folder / TLS}" holds no certificates: promptfed flower certs {folder} makes them')
-    authority = None if insecure else (folder / TLS / certificates.CA).read_bytes()
-    client = F.ControlHttpClient.from_server_address(
-        address, insecure, authority, [F.RuntimeVersionHttpInterceptor(component_name="flwr")]
-    )
-    try:
-        yield client
-    except httpx.HTTPStatusError as error:
-        told = F.FlowerError.from_json(error.response.text)
-        raise UserError(f"the SuperLink refuses: {told.message if told else error.response.text[:500]}") from None
-    except httpx.HTTPError as error:
-        raise UserError(_unanswered(error, address, folder)) from None
-    finally:
-        client.close()
-
-
-def _unanswered(error: httpx.HTTPError, address: str, folder: Path) -> str:
-    cause: BaseException | None = error
-    while cause and not isinstance(cause, ssl.SSLError):
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return (
-            f"the certificate of what answers at {address} is not trusted ({cause.verify_message}): promptfed flower "
-            f"certs {folder} renews it, and the SuperLink reads it when it starts"
-        )
-    if cause:
-        return f"what answers at {address} does not speak TLS: is it a SuperLink that was started with --insecure?"
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
-        return f"what answers at {address} closes the connection: is it a SuperLink with TLS? then leave out --insecure"
-    return f"no SuperLink answers at {address} ({type(error).__name__}): start it first"
-
-
-def registered(client: F.ControlHttpClient, key: Path) -> int | None:
-    """-> the number of the node that has this key"""
-    public = F.public_key_to_bytes(certificates.read_public(key))
-    for node in client.ListNodes(F.ListNodesRequest()).nodes_info:
-        if node.public_key == public and node.status != F.NodeStatus.UNREGISTERED:
-            return int(node.node_id)
-    return None
-
-
-def register(client: F.ControlHttpClient, key: Path) -> int:
-    """-> the new node's number"""
-    public = F.public_key_to_bytes(certificates.read_public(key))
-    return int(client.RegisterNode(F.RegisterNodeRequest(public_key=public, name=key.stem)).node_id)
-
-
-def start(client: F.ControlHttpClient, folder: Path, name: str) -> int:
-    """Submits the consortium's app; -> Flower's number of the run"""
-    packed = F.build_fab_from_disk(folder / APP)
-    fab = F.Fab(hashlib.sha256(packed).hexdigest(), packed, {})
-    request = F.StartRunRequest(fab=F.fab_to_proto(fab), override_config=F.user_config_to_proto({"run": name}))
-    return int(client.StartRun(request).run_id)
-
-
-def stop(client: F.ControlHttpClient, run: int) -> None:
-    client.StopRun(F.StopRunRequest(run_id=run))
-
-
-def status(client: F.ControlHttpClient, run: int) -> tuple[str, str, str]:
-    """-> "pending", "starting", "running" or "finished"; then how it finished, and why"""
-    found = client.ListRuns(F.ListRunsRequest(run_id=run)).run_dict[run].status
-    return found.status, found.sub_status, found.details

@@ -14,6 +14,7 @@ import re
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from logging import WARNING
 from pathlib import Path
@@ -32,6 +34,7 @@ import httpx
 from .. import files
 from ..errors import UserError
 from . import _flwr as F
+from . import metrics
 from ._flwr import ClientApp, Context, Message, log
 from .app import Resident, client_app
 from .certificates import CA, KEY, PUBLIC, write_private
@@ -40,7 +43,7 @@ from .site import SiteFolder
 from .wire import TYPES
 
 _POLL = 0.1  # seconds between looks for a task
-_GHOST = 90.0  # seconds: for up to 60, Flower considers a killed node connected and refuses it a second time
+_GHOST = 30.0  # seconds in which a node is admitted again after Flower has noticed that it was killed
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 LOG = "node.log"  # all that the SuperNode prints
 _MOST = 10_000_000  # bytes after which the log starts anew
@@ -54,17 +57,25 @@ def watch(parent=os.getppid()):
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=watch, daemon=True).start()
-from promptfed.flower._flwr import flower_supernode
+from promptfed.flower._flwr import flower_supernode, set_heartbeat
+set_heartbeat(float(os.environ["PROMPTFED_HEARTBEAT"]))
 flower_supernode()
 """
 
 
-def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = partial(print, flush=True)) -> None:
+def run(
+    site: SiteFolder,
+    insecure: bool = False,
+    said: Callable[[str], None] = partial(print, flush=True),
+    metrics_port: int | None = None,
+) -> None:
     """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
     site.private()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # an exception, so that everything is closed
     with _alone(site):
+        if metrics_port:
+            metrics.serve(metrics_port, lambda: metrics.of_node(site.log().entries()))
         resident = Resident(site)
         try:
             verify = None if insecure else Verifier(site.agreed.key)
@@ -76,16 +87,17 @@ def run(site: SiteFolder, insecure: bool = False, said: Callable[[str], None] = 
 
 
 def _keep_up(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[str], None]) -> None:
-    """Tries again while refused: for a minute, Flower considers a killed node connected."""
+    """Tries again while refused: until two heartbeats are missing, Flower considers a killed node connected."""
+    ghost = 2 * site.settings.heartbeat + _GHOST
     until: float | None = None  # counted from the first refusal: connecting may have taken long
     while True:
         node, code = _attend(site, app, insecure, said)
         if until is None or node.connected:
-            until = time.monotonic() + _GHOST
+            until = time.monotonic() + ghost
         if node.fault:
             raise UserError(node.fault)
         if not node.refused and not node.connected:
-            raise UserError(f"the SuperNode has ended (exit code {code}): {site.folder / LOG} says why")
+            raise UserError(_why_ended(site, insecure, node, code))
         if time.monotonic() > until:
             raise UserError(
                 f"the SuperLink refuses this site: its key is not admitted (send {site.folder / PUBLIC} to the "
@@ -94,6 +106,27 @@ def _keep_up(site: SiteFolder, app: ClientApp, insecure: bool, said: Callable[[s
         refused = "the SuperLink refuses this site so far: not admitted, or its last node ended a moment ago"
         said(f"{refused if node.refused else 'the SuperNode has ended'}; trying again")
         time.sleep(5)
+
+
+def _why_ended(site: SiteFolder, insecure: bool, node: SuperNode, code: int) -> str:
+    ahead = 0.0 if insecure else _ahead(site)
+    if not -F.TIMESTAMP_TOLERANCE < ahead < F.SYSTEM_TIME_TOLERANCE:
+        return (
+            f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's, and "
+            f"{F.SYSTEM_TIME_TOLERANCE} s ahead or {F.TIMESTAMP_TOLERANCE} s behind are allowed: set it, as NTP does"
+        )
+    said = f": {node.last}" if node.last else ""
+    return f"the SuperNode has ended (exit code {code}{said}); all it said is in {site.folder / LOG}"
+
+
+def _ahead(site: SiteFolder) -> float:
+    """Seconds by which this machine's clock is ahead of the server's, by the date of an answer; 0 if there is none."""
+    try:
+        trust = ssl.create_default_context(cafile=site.folder / CA)
+        answer = httpx.head(f"https://{site.agreed.address}/", verify=trust, timeout=10)
+        return time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp() - 0.5  # it has whole seconds
+    except (OSError, httpx.HTTPError, KeyError, ValueError):
+        return 0.0
 
 
 @contextmanager
@@ -214,13 +247,13 @@ def _free_port() -> int:
 class SuperNode:
     """Flower's SuperNode as a process of its own, its output in plain words for a site's engineer.
 
-    `fault`: why it cannot connect, if it said so. `refused`: whether the SuperLink rejects it.
+    `fault`: why it cannot connect, if it said so. `refused`: whether the SuperLink rejects it. `last`: its last line.
     """
 
     def __init__(self, site: SiteFolder, insecure: bool, port: int, scratch: Path, said: Callable[[str], None]) -> None:
         self._said, self._client, self._address = said, site.settings.client, site.agreed.address
         self._tls = "without TLS" if insecure else "with TLS"
-        self.connected, self.refused, self.fault = False, False, ""
+        self.connected, self.refused, self.fault, self.last = False, False, "", ""
         self._told = -_QUIET
         keys = ["--root-certificates", str(site.folder / CA), "--auth-supernode-private-key", str(site.folder / KEY)]
         options = {
@@ -233,7 +266,7 @@ class SuperNode:
         command = [sys.executable, "-P", "-c", _PROGRAM, *(word for pair in options.items() for word in pair)]
         self._process = subprocess.Popen(
             [*command, *(["--insecure"] if insecure else keys)],
-            env={**os.environ, "FLWR_HOME": str(scratch)},
+            env={**os.environ, "FLWR_HOME": str(scratch), "PROMPTFED_HEARTBEAT": str(site.settings.heartbeat)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -271,6 +304,7 @@ class SuperNode:
 
     def hear(self, line: str) -> None:
         """A line of its output."""
+        self.last = line or self.last
         found = re.search(r"SuperNode ID: (\d+)", line)
         if found:
             self.connected = True

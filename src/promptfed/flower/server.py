@@ -117,6 +117,7 @@ def told(line: Line, clients: int = 0) -> str:
         parts.append(f"mean test accuracy {100 * mean:.1f} %{some}")
     parts.append(f"{line['seconds']['train'] + line['seconds'].get('evaluate', 0.0):.1f} s")
     parts += [f"without client {who['client']}: {who['why']}" for who in line["left_out"]]
+    parts += [f"client {who['client']} is not evaluated: {who['why']}" for who in line.get("not_scored", ())]
     for row in line.get("aggregation", {}).get("clients", ()):
         if row.get("factor", 1.0) < 1:
             parts.append(f"update of client {row['client']} shortened to {row['factor']:.2g} of its length")

@@ -2,8 +2,8 @@
 
 site.toml        which client it is, where its images and weights are
 consortium.toml  what all have agreed on: the server's own file, word for word
-runs/NAME/       per run: private state (clients/), what the server has asked (asked.json), and what the site last
-                 received (received.safetensors)
+runs/NAME/       per run: private state (clients/), and what the site last received (received.safetensors)
+asked.jsonl      all that was asked of the site and all that left it (audit.py), with asked.head
 released.json    number of updates released under differential privacy, over all runs
 cache/           its images, decoded
 
@@ -16,31 +16,34 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from safetensors import SafetensorError
 
 from .. import files, models
 from ..clients.host import Host
 from ..clients.messages import Answer, Evaluate, EvaluateResult, Request, Train
-from ..clients.store import Store
+from ..clients.store import DATA, Store
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, load, site_images
 from ..errors import UserError, nearest, one_sentence
-from ..params import Params
+from ..params import Params, digest
 from ..privacy import Privacy, accounting, epsilon
 from ..runs import build
 from ..runs import config as C
 from ..runs.sections import Consortium
 from ..server import Plan
 from ..training import Work
-from .agreement import ASKED, Agreement
+from .agreement import Agreement
+from .audit import AuditLog
 
 SETTINGS, AGREED, RECEIVED, RELEASED = "site.toml", "consortium.toml", "received.safetensors", "released.json"
 _EMPTY = 100_000  # bytes of a run that has not started
@@ -86,6 +89,9 @@ class Settings(BaseModel):
     runs_gb: float = Field(20.0, gt=0, description="disk space for all runs together, in GB")
     modules: tuple[str, ...] = Field((), description="modules of this site that the agreed method may be imported from")
     fetch: bool = Field(False, description="whether weights may be fetched from the hub")
+    heartbeat: float = Field(
+        10.0, ge=6, le=300, description="seconds between signs of life; after twice as many the server goes on without"
+    )
     epsilon: float | None = Field(None, gt=0, description="limit of what the site's updates may reveal, over all runs")
 
 
@@ -132,14 +138,23 @@ class Ledger:
 
     `most` returns the epsilon that the site must not exceed; it is called every time, since it may change while a
     node is running. None: only count.
+    `logged` returns the numbers of updates in the site's log: of the two counts, the larger is right, since either file
+    may have been lost or changed.
     """
 
-    def __init__(self, file: Path, privacy: Privacy, most: Callable[[], float | None] = lambda: None) -> None:
-        self._file, self._privacy, self._most = file, privacy, most
+    def __init__(
+        self,
+        file: Path,
+        privacy: Privacy,
+        most: Callable[[], float | None] = lambda: None,
+        logged: Callable[[], Mapping[float, int]] = dict,
+    ) -> None:
+        self._file, self._privacy, self._most, self._logged = file, privacy, most, logged
 
     def answers(self) -> dict[float, int]:
         """Number of updates per noise."""
-        return read_numbers(self._file, _UPDATES, "noise", "updates") or {}
+        held, logged = read_numbers(self._file, _UPDATES, "noise", "updates") or {}, self._logged()
+        return {noise: max(held.get(noise, 0), logged.get(noise, 0)) for noise in {**held, **logged}}
 
     def epsilon(self, more: int = 0) -> float:
         """What they reveal, together with `more` updates at the present noise."""
@@ -162,6 +177,10 @@ class Ledger:
             raise UserError(f"{n} updates released so far reveal epsilon {spent:.3g}, and site.toml allows {most:g}")
         limit = "site.toml sets no limit" if most is None else f"site.toml allows {most:g}"
         return f"updates released so far: {n}, which reveal epsilon {spent:.3g}; {limit}"
+
+    def entry(self) -> dict[str, Any]:
+        """What the site's log says of it."""
+        return {"epsilon": self.epsilon(), "updates": {str(noise): n for noise, n in self.answers().items()}}
 
     def count(self) -> None:
         """Counts an update, before it is sent."""
@@ -197,7 +216,12 @@ class SiteFolder:
     def ledger(self) -> Ledger | None:
         """What it has released, where there is differential privacy."""
         privacy = self.config.privacy
-        return Ledger(self.folder / RELEASED, privacy, lambda: self.now().epsilon) if privacy.on else None
+        if not privacy.on:
+            return None
+        return Ledger(self.folder / RELEASED, privacy, lambda: self.now().epsilon, self.log().updates)
+
+    def log(self) -> AuditLog:
+        return AuditLog(self.folder)
 
     def now(self) -> Settings:
         """site.toml as it is now: what a site allows may be changed while its node is running."""
@@ -250,8 +274,11 @@ class SiteFolder:
         folder, parts = self.run(name), parts or self.parts()
         self.room(_EMPTY if not folder.exists() else 0)
         build.limit_threads(self.settings.threads, parts.device)
+        if not folder.exists():
+            self.log().append(kind="begun", run=name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        agreement = Agreement.of(folder / ASKED, self.plan, parts.method, parts.model, parts.init)
+        about = {"run": name, "by": sha256(self.agreed.key.encode()).hexdigest()[:16] if self.agreed.key else ""}
+        agreement = Agreement.of(self.log(), self.plan, parts.method, parts.model, parts.init, **about)
         made = partial(SiteHost, folder=folder, room=self.room, ledger=self.ledger(), agreement=agreement)
         return cast(SiteHost, build.make_host(parts, Store(folder / "clients"), made))
 
@@ -283,11 +310,16 @@ class SiteHost(Host):
         self.room(sum(map(len, blobs)))
         task = request.task
         if self.agreement:
-            self.agreement.admit(self.run, task, unpack(blobs[request.clients[0].blob])[0])
+            self.agreement.admit(self.run, task, unpack(blobs[request.clients[0].blob])[0], sum(map(len, blobs)))
         if isinstance(task, Train):
             if self.ledger:
                 self.ledger.check()
             if task.round > 1 and self._begins(request.clients[0].client, task.round):
+                if self.agreement and self.agreement.trained():
+                    raise UserError(
+                        f'"{self.folder / "clients" / DATA}" is missing or empty, and with it private parameters: '
+                        f"put it back from a copy, or delete {self.folder}, with which the run begins anew here"
+                    )
                 _log.warning(
                     "run %s is in round %d; private parameters begin anew here, as in a first round",
                     self.folder.name,
@@ -298,6 +330,8 @@ class SiteHost(Host):
             self._keep(blobs[request.clients[0].blob], task.as_of, answer)
         if self.privacy:
             _drop_losses(answer)
+        if self.agreement:
+            self.agreement.left(self.run, task, answer, **(self.ledger.entry() if self.ledger else {}))
         return answer
 
     def _begins(self, client: int, round: int) -> bool:
@@ -313,15 +347,28 @@ class SiteHost(Host):
     def _keep(self, blob: bytes, as_of: int, answer: Answer) -> None:
         """The first model that is scored after a round is the site's own; a common one may follow."""
         file, turn = self.folder / RECEIVED, {"run": self.run, "as_of": as_of}
-        if file.exists():
-            last = unpack(file.read_bytes())[1]
+        with suppress(UserError):  # there is none, or it is damaged
+            last = read_received(file)[1]
             if {key: last.get(key) for key in turn} == turn:
                 return
         (result,) = answer.results
         assert isinstance(result, EvaluateResult)
         test = result.scores.test
         metrics = {"aggregated": {"n_test": test.n, "accuracy": test.score().accuracy}}
-        files.write(file, pack(unpack(blob)[0], {**turn, "metrics": metrics}))
+        params = unpack(blob)[0]
+        files.write(file, pack(params, {**turn, "metrics": metrics, "digest": digest(params)}))
+
+
+def read_received(file: Path) -> tuple[Params, dict[str, Any]]:
+    """What the site last received in a run, and what it notes of that."""
+    try:
+        params, note = unpack(file.read_bytes())
+        if note["digest"] == digest(params):
+            return params, note
+        why = "its checksum is wrong"
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        why = str(error)
+    raise UserError(f'"{file}" is damaged ({why}): the next evaluation of the run writes it again')
 
 
 def _drop_losses(answer: Answer) -> None:

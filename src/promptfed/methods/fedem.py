@@ -12,8 +12,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import Batch, Context, Method, Model, Params, UserError
+from .. import Batch, Context, Method, Model, Params, State, Update, UserError
 from .. import params as P
+from ..method import unknown_stats
 from ..seeding import torch_rng
 from ..tuning import Wrapper
 
@@ -36,7 +37,7 @@ class Mixture(Wrapper):
         super().check(model)
         if self.components > 1:
             first, second = self.start(model, 0, 0), self.start(model, 0, 1)
-            if all(torch.equal(p, second[name]) for name, p in first.items()):
+            if all(not p.is_meta and torch.equal(p, second[name]) for name, p in first.items()):
                 raise UserError(
                     f"method.components = {self.components}: components start and stay equal with this tuning, use 1"
                 )
@@ -114,6 +115,9 @@ class FedEm(Method):
     def report(self, model: Model, params: Params, ctx: Context) -> Params:
         """The sums of q would reveal pi, which stays with the client: empty tensors are sent instead."""
         return {name: s.new_empty(0) for name, s in ctx.stats.items() if name == "q"}
+
+    def unusable(self, state: State, update: Update) -> str:
+        return unknown_stats(update, [name for name, s in update.stats.items() if name == "q" and not s.numel()])
 
 
 def log(pi: Tensor) -> Tensor:

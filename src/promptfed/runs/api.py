@@ -107,7 +107,7 @@ def run(
     folder = Path(out) if out else None
     plan = prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation)
     config = plan.config
-    shown = Live(Console(stderr=True), config.method.name, config.rounds, config.eval.every)
+    shown = Live(Console(stderr=True, markup=False, emoji=False), config.method.name, config.rounds, config.eval.every)
     with shown if progress and view is None else nullcontext(view) as watching:
         found = execute(plan, watching)
     if why := record.unused(found.numbers):
@@ -183,16 +183,17 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
     file = out / "config.toml"
     if not file.exists():
         raise UserError(f'--out = "{out}" holds no run to resume (it has no config.toml)')
-    for key in (key for table in changes for key in table):
-        if key not in record.ADJUSTABLE:
-            allowed = ", ".join(sorted(record.ADJUSTABLE))
-            raise UserError(f"{key} cannot be changed when a run is resumed (allowed: {allowed})")
     recorded = C.read(file)
     try:
-        C.make(recorded)
+        before = C.make(recorded).complete()
     except UserError as error:  # not of what was asked for now
         raise UserError(f'"{file}" was changed or damaged: {error}') from None
     config = C.make(recorded, *changes)
+    for key, value in config.complete().items():
+        if key not in record.ADJUSTABLE and value != before.get(key):
+            what = record.difference({key: before.get(key)}, {key: value})
+            allowed = ", ".join(sorted(record.ADJUSTABLE))
+            raise UserError(f"{key} cannot be changed when a run is resumed ({what}; allowed: {allowed})")
     done = len(record.read_lines(out))
     if config.rounds < done:
         raise UserError(f"rounds = {config.rounds} must be at least the {done} rounds that the run has completed")
@@ -247,6 +248,13 @@ def execute(
         numbers = record.result(folder.lines(), about)
         files.write(path / "result.json", (json.dumps(numbers, indent=1) + "\n").encode())
         return Result(path, numbers)
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
+        raise UserError(
+            f'--out = "{path}" cannot be written ({error.strerror}): make room and resume the run; completed rounds '
+            "are kept"
+        ) from None
     finally:
         tracked.close()
         folder.close()

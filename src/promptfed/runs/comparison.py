@@ -355,7 +355,7 @@ def compare(
         preset, settings, methods, seeds = found.file, {}, (), ()
     wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
     planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, emoji=False)
     with bars(console) if progress else nullcontext():
         outcome = execute(planned, partial(live, console, len(planned.chosen))) if progress else execute(planned)
     complain(outcome)

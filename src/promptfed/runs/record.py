@@ -69,6 +69,7 @@ class Folder(Recorder):
     def __init__(self, path: Path, views: Sequence[View] = (), ledger: bool = False) -> None:
         self.path, self._views, self._ledger = path, views, ledger
         self._took: dict[int, dict[str, Any]] = {}  # of this round's clients
+        self._not_scored: dict[int, str] = {}  # clients that could not be evaluated in this round, and why
         self._chain = ""  # the digest of all lines
         self._verified: Checkpoint | None = None
         self._open = ExitStack()  # holds the lock
@@ -157,7 +158,7 @@ class Folder(Recorder):
         }
 
     def begin(self, round: int, clients: Sequence[int]) -> None:
-        self._took = {}
+        self._took, self._not_scored = {}, {}
         if self._ledger:
             # The line break comes first: a line that was cut off before stays on its own.
             files.append(self.path / "asked.jsonl", "\n" + json.dumps({"round": round, "clients": list(clients)}))
@@ -168,6 +169,8 @@ class Folder(Recorder):
         if notice.ask == "train" and notice.seconds is not None:
             took = {"client": notice.client, "seconds": round(notice.seconds, 4), "samples": notice.samples}
             self._took[notice.client] = took
+        if notice.ask == "evaluate" and notice.error:
+            self._not_scored.setdefault(notice.client, notice.error)
         for view in self._views:
             view.on_notice(notice)
 
@@ -175,6 +178,8 @@ class Folder(Recorder):
         if self._took:
             took = [self._took[client] for client in sorted(self._took)]
             line = {**line, "seconds": {**line["seconds"], "clients": took}}
+        if self._not_scored:
+            line = {**line, "not_scored": [{"client": c, "why": why} for c, why in sorted(self._not_scored.items())]}
         files.append(self.path / "rounds.jsonl", json.dumps(line, allow_nan=False) + "\n")
         self._chain = chained([line], self._chain)
         note = {"round": line["round"], "state": P.digest(state), "lines": self._chain, "fixed": self._fixed()}

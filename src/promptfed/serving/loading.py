@@ -10,9 +10,8 @@ from typing import Any
 
 from .. import params as P
 from ..clients.store import Store
-from ..clients.wire import unpack
 from ..errors import UserError
-from ..flower.site import RECEIVED, SETTINGS, SiteFolder
+from ..flower.site import RECEIVED, SETTINGS, SiteFolder, read_received
 from ..params import Params
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
@@ -143,7 +142,7 @@ def _of_site(place: SiteFolder, name: str, device: str) -> Predictor:
     found = sorted((place.folder / "runs").glob(f"{name}/{RECEIVED}"), key=lambda p: p.stat().st_mtime)
     if not found:
         raise UserError(f'"{place.folder}" has no model yet: none has been evaluated here')
-    down, note = unpack(found[-1].read_bytes())
+    down, note = read_received(found[-1])
     parts, client = place.parts(device), place.settings.client
     with closing(Store(found[-1].parent / "clients")) as store:
         params = client_params(parts, store, down, client, note["as_of"])

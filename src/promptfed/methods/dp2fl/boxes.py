@@ -6,6 +6,7 @@ import math
 import struct
 
 import torch
+from nacl.bindings import crypto_box_SEALBYTES
 from nacl.exceptions import CryptoError
 from nacl.public import PrivateKey, PublicKey, SealedBox
 from torch import Tensor
@@ -14,10 +15,11 @@ from ... import Params
 from .data_prompt import raw
 
 DOUBLE = struct.Struct("<d")
+SEALED = DOUBLE.size + crypto_box_SEALBYTES  # bytes of a loss in its box
 
 
 def seal(key: str, loss: float) -> Tensor:
-    """A loss as 8 bytes, encrypted: uint8 (56,)."""
+    """A loss as 8 bytes, encrypted: uint8 (SEALED,)."""
     return from_bytes(SealedBox(PublicKey(bytes.fromhex(key))).encrypt(DOUBLE.pack(loss)))
 
 

@@ -16,9 +16,10 @@ from pydantic import Field
 
 from ... import Context, Model, Params, State, Update
 from ... import params as P
+from ...method import unknown_stats
 from ...phases import Holdings
 from . import Dp2fl
-from .boxes import DOUBLE, from_bytes, private_key, seal, unseal
+from .boxes import DOUBLE, SEALED, from_bytes, private_key, seal, unseal
 from .data_prompt import in_order, maps, raw
 from .validation import number, received_sets
 
@@ -73,8 +74,13 @@ class SealedDp2fl(Dp2fl):
         return P.nested("before", {**maps(self.begun(params, ctx)), "loss": loss})
 
     def unusable(self, state: State, update: Update) -> str:
-        if not update.stats.keys() >= {f"sealed.{key}" for key in self.sets(state)}:
+        sealed = [f"sealed.{key}" for key in self.sets(state)]
+        if why := unknown_stats(update, ["total", *sealed]):
+            return why
+        if not update.stats.keys() >= set(sealed):
             return "no losses on some of the validation sets that it was sent"
+        if any(update.stats[name].numel() != SEALED for name in sealed):
+            return f"sealed losses must have {SEALED} bytes each"
         return self.faulty(update, ["total"])
 
     def aggregate(self, state: State, updates: list[Update]) -> State:

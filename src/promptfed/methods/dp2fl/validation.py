@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ... import Batch, Context, Method, Model, Params, State, Update, UserError
 from ... import params as P
-from ...method import ONCE
+from ...method import ONCE, unknown_stats
 from ...phases import Holdings
 from ...training import CHUNK
 from ...tuning import as_clip
@@ -95,7 +95,7 @@ class CrossValidated(Method):
 
     def unusable(self, state: State, update: Update) -> str:
         reported = ["total", *(f"loss.{name}" for name in self.sets(state))]
-        return self.faulty(update, reported, optional=["before"])
+        return unknown_stats(update, [*reported, "before"]) or self.faulty(update, reported, optional=["before"])
 
     def faulty(self, update: Update, losses: Sequence[str], optional: Sequence[str] = ()) -> str:
         if not update.stats.keys() >= set(losses):

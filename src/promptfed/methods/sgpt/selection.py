@@ -5,6 +5,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ... import Batch, Context, Method, Model, Params, State, Update
+from ...method import unknown_stats
 from .features import SharedGroup
 
 
@@ -47,7 +48,9 @@ class Selection(Method):
         return {**super().begin(model, init, seed), "counts": torch.zeros(self.tuning.groups)}
 
     def unusable(self, state: State, update: Update) -> str:
-        selected = update.stats.get("selected")
-        if selected is None or (selected.shape == state["counts"].shape and bool((selected >= 0).all())):
+        why, selected = unknown_stats(update, ["selected"]), update.stats.get("selected")
+        if why or selected is None:
+            return why
+        if selected.shape == state["counts"].shape and bool((selected >= 0).all()):
             return ""
-        return f"expected counts for {self.tuning.groups} groups, got {selected.tolist()}"
+        return f"expected counts for {self.tuning.groups} groups, got {selected.flatten()[:20].tolist()}"
