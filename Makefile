@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := build/tools/bin
 
-.PHONY: run test lint docs slow bench sbom audit clean
+.PHONY: run test lint docs leaderboard slow bench sbom audit clean
 
 # Offline comparison of prompt methods on the embedded model, with eight drawing styles as clients.
 run: $(STAMP)
@@ -22,6 +22,10 @@ lint: $(STAMP)
 # The documentation as a site in build/docs; warnings are errors. A test also builds it.
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -E -W --keep-going -n -q docs build/docs
+
+# docs/leaderboard.md, from the results that are kept in experiments/leaderboard.
+leaderboard: $(STAMP)
+	$(BIN)/python scripts/leaderboard.py
 
 slow: $(STAMP)
 	$(BIN)/pytest -m slow

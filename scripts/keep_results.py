@@ -1,4 +1,5 @@
-"""Keeps the numbers of a comparison: its table, and one line per run in results.jsonl, without checkpoints.
+"""Keeps the numbers of a comparison, without checkpoints: its table, one line per run in results.jsonl, and date and
+commit in kept.json.
 
 python scripts/keep_results.py runs/NAME experiments/PAPER/NAME --replace /my/data=cifar10
 
@@ -9,7 +10,9 @@ single clients; those of the last round are in the result).
 import argparse
 import json
 import re
+import subprocess
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,20 @@ def keep(comparison: Path, kept: Path, replace: Mapping[str, str]) -> None:
             raise SystemExit(f"{name} would hold the path {path[1]} of this machine: add --replace {path[1]}=NAME")
         texts[name] = text
     kept.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
+    for name, text in {
+        **texts,
+        "kept.json": json.dumps({"date": str(date.today()), "commit": commit()}) + "\n",
+    }.items():
         (kept / name).write_text(text)
+
+
+def commit() -> str | None:
+    """Of the code, where it is a git repository."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def runs(comparison: Path, label: str) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """scripts/keep_results.py, and the results that are kept with the experiments."""
 
 import json
+import re
 import runpy
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,10 @@ def test_a_comparison_is_kept_and_read_back(tmp_path):
         engine={"workers": 1},
     )
     keep(out, kept, {})
-    assert {file.name for file in kept.iterdir()} == {"table.md", "table.json", "results.jsonl"}
+    assert {file.name for file in kept.iterdir()} == {"table.md", "table.json", "results.jsonl", "kept.json"}
+    about = json.loads((kept / "kept.json").read_text())
+    assert date.fromisoformat(about["date"])
+    assert about["commit"] is None or re.fullmatch("[0-9a-f]{7,}", about["commit"])
     results, rounds = read(kept)
     assert {label: [run.numbers for run in runs] for label, runs in results.items()} == {
         label: [run.numbers for run in runs] for label, runs in made.items()

@@ -209,7 +209,7 @@ def reference(deployment, folder, rounds, absent=(), unheard=()):
     sizes = {client: len(part.federation.sites[client].train) for client, part in enumerate(parts)}
     recorder = Memory()
     first = parts[0]
-    plan = Plan(rounds, 1.0, first.config.seed, pooled="never")
+    plan = Plan(rounds, 1.0, first.config.seed, pooled="never", secure=first.config.secure)
     try:
         run(first.method, first.model, first.init, Some(sizes, [ask]), plan, recorder)
     finally:

@@ -18,6 +18,7 @@ from promptfed.clients.wire import unpack
 from promptfed.flower.agreement import Agreement
 from promptfed.flower.app import client_app, fingerprint
 from promptfed.flower.clients import Expected, FlowerClients
+from promptfed.secure.site import Masker
 from promptfed.server import Plan, run
 from promptfed.testing import NAMES, SIZES, Case, Memory, equal, tiny_federation
 
@@ -101,7 +102,9 @@ def case_of(name, folder, sizes=SIZES, **settings):
 
 def expected(case):
     data, shared = case.federation.dataset, case.method.shared(case.init)
-    about = fingerprint(case.method, case.model, data, case.seed, augment=case.augment)
+    if case.secure.aggregation:
+        shared = {name: p.int() for name, p in shared.items()}
+    about = fingerprint(case.method, case.model, data, case.seed, augment=case.augment, secure=case.secure)
     return Expected(len(case.federation.sites), case.model.classes, shared, about, len(data.domains))
 
 
@@ -114,6 +117,7 @@ def host_of(case, folder):
         seed=case.seed,
         device=torch.device("cpu"),
         augment=case.augment,
+        masker=Masker(case.secure, case.seed, folder / "secure") if case.secure.aggregation else None,
     )
 
 
@@ -132,7 +136,7 @@ def looped(case, folder, wrap=lambda host: host, there=None, **settings):
 
 def go(case, clients, rounds=2, every=1):
     recorder = Memory()
-    plan = Plan(rounds, 1.0, case.seed, every, after_local="all", pooled="last")
+    plan = case.plan(rounds, eval_every=every, after_local="all", pooled="last")
     run(case.method, case.model, case.init, clients, plan, recorder)
     return recorder
 

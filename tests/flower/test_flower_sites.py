@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "prompt
 from deployment import mode
 from flwr.app import Context, RecordDict
 from loopback import Loopback
+from test_site_damage import DAMAGES
 from typer.testing import CliRunner
 
 from promptfed import UserError
@@ -183,6 +184,22 @@ def test_a_key_that_is_none_is_one_sentence(tmp_path):
         certificates.read_public(tmp_path / "x.pub")
     with pytest.raises(UserError, match="cannot be read"):
         certificates.read_public(tmp_path / "none.pub")
+
+
+@pytest.mark.parametrize("name", [certificates.KEY, certificates.PUBLIC, certificates.CA])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_keys_are_named(tmp_path, name, damage):
+    server, _ = consortium(tmp_path, clients=1)
+    at = site(server, tmp_path, 0)
+    certificates.make_authority(server / "tls", ["127.0.0.1"])
+    (at / certificates.CA).write_bytes((server / "tls" / certificates.CA).read_bytes())
+    certificates.make_pair(at)
+    site_commands.complete(at)
+    DAMAGES[damage](at / name)
+    if (name, damage) == (certificates.CA, "flipped"):  # it may still be a certificate, which the server's does not fit
+        return
+    with pytest.raises(UserError, match=name):
+        site_commands.complete(at)
 
 
 def test_what_is_private_is_its_owners_alone(tmp_path):

@@ -44,6 +44,9 @@ TASKS = {
     "train": messages.Train(round=3, score=True),
     "second": messages.Second(round=3),
     "evaluate": messages.Evaluate(as_of=4, pooled=True, after_local=False),
+    "keys": messages.Keys(round=3),
+    "shares": messages.Shares(round=3, clients=[0, 1, 2]),
+    "unmask": messages.Unmask(round=3, answered=[0, 2]),
 }
 ASKS = tuple(TASKS)
 MARK = b"\xff\xfe\xfd"  # in no UTF-8
@@ -69,6 +72,9 @@ REQUESTS: list[tuple[dict[str, Any], list[bytes]]] = [
             "train": [BLOB, BLOB],
             "second": [BLOB, b""],
             "evaluate": [BLOB, BLOB],
+            "keys": [b"", BLOB],
+            "shares": [BLOB, BLOB],
+            "unmask": [BLOB, BLOB],
         }.items()
     ),
 ]
@@ -78,6 +84,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[bytes]]] = [
     ("train", {"result": {"client": 0, "n": 7, "passes": 14, "loss": float("nan")}}, [BLOB]),
     ("train", {"result": {"client": 0, "n": 7, "passes": 14, "after_local": _SCORES}}, [b""]),
     ("second", {"result": {"client": 0}}, []),
+    *((ask, {"result": {"client": 0}}, [BLOB]) for ask in ("keys", "shares", "unmask")),
     (
         "evaluate",
         {"result": {"client": 0, "passes": 0, "scores": {**_SCORES, "pooled": _SCORE}, "groups": [[1, 1]]}},

@@ -1,5 +1,7 @@
 """Which methods and settings go with secure aggregation, and how a run has it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ from promptfed.methods import ALIASES, METHODS
 from promptfed.runs import config as C
 from promptfed.runs.opened import reading
 from promptfed.secure import Secure, check
-from promptfed.testing import NAMES, Case, check_method, tiny_federation
+from promptfed.testing import CHECKS, NAMES, Case, tiny_federation
+from tiny import linear
 
 SMALL: dict[str, Any] = {
     "dataset": {"name": "digits", "limit": 60, "size": 16},
@@ -106,15 +109,17 @@ def test_a_run_in_worker_processes_ends_as_without_masks(tmp_path: Path) -> None
     assert found.rounds[0]["bytes"]["up"] > plain.rounds[0]["bytes"]["up"]
 
 
+@dataclass
 class Masked(Case):
     """All clients mask their updates."""
 
-    def __post_init__(self) -> None:
-        self.secure = Secure(aggregation=True)
+    secure: Secure = field(default_factory=lambda: Secure(aggregation=True))
 
 
-def test_the_conformance_suite_holds_under_masks() -> None:
-    check_method("fedper", over=Masked)
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_conformance_suite_holds_under_masks(tmp_path: Path, check: Callable[[Case], None]) -> None:
+    method = methods.create("fedper", {"epochs": 1, "batch_size": 4})
+    check(Masked(method, linear(image=(3, 16, 16), classes=4), tiny_federation(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["promptfl", "tpfl", "fedvpt"])

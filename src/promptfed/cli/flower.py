@@ -99,8 +99,10 @@ def init(
     elif not any("classes" in table.get("consortium", {}) for table in source):
         raise UserError("--classes must name the classes, as the sites' folders do: --classes cat,dog")
     given = {"engine": "flower", "eval": {"pooled": "never"}, "consortium": agreed}
-    usual = {"dataset": folder.resolve().name, "aggregation": "norm-bound"}
-    config = C.make(usual, *source, given, C.parse_assignments(words))
+    asked = C.merge(*source, given, C.parse_assignments(words))
+    masked = asked.get("secure", {}).get("aggregation")  # norms of single updates cannot be seen then
+    usual = {"dataset": folder.resolve().name, "aggregation": "mean" if masked else "norm-bound"}
+    config = C.make(usual, asked)
     consortium.create(folder, config)
     say(f"{folder / 'consortium.toml'}: {config.method.name} on {config.backbone.name}, {clients} sites, {address}")
     say(f"next: promptfed flower certs {folder}")

@@ -90,20 +90,22 @@ def site(
     say(f"send {folder / certificates.PUBLIC} to the server's engineer; {folder / certificates.KEY} stays here")
 
 
-def _complete(folder: Path) -> sites.SiteFolder:
+def complete(folder: Path) -> sites.SiteFolder:
     """A site that has what it needs to connect with TLS."""
     place = sites.SiteFolder.open(folder)
     whence = {certificates.CA: "it comes with the consortium.toml", certificates.KEY: "promptfed flower site makes it"}
     for name, where in whence.items():
         if not (place.folder / name).exists():
             raise UserError(f'"{place.folder / name}" is missing: {where}')
+    certificates.read_authority(place.folder / certificates.CA)
+    certificates.check_pair(place.folder)
     return place
 
 
 @app.command(cls=Command)
 def check(folder: SiteArgument) -> None:
     """Check images, weights and keys of this site, and how much its updates have revealed."""
-    place = _complete(folder)
+    place = complete(folder)
     place.private()
     _describe(place.parts(), place.settings.client)
     ledger = place.ledger()
@@ -130,7 +132,7 @@ def audit(
 @app.command(cls=Command)
 def node(folder: SiteArgument, insecure: Insecure = False, metrics: Metrics = None) -> None:
     """Take part in runs until stopped."""
-    place = sites.SiteFolder.open(folder) if insecure else _complete(folder)
+    place = sites.SiteFolder.open(folder) if insecure else complete(folder)
     nodes.run(place, insecure, lambda text: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}"), metrics)
 
 

@@ -41,7 +41,7 @@ def snapshot(kind: Kind, name: str, wanted: Wanted | None = None) -> tuple[str, 
         raise failed(kind, name, error) from error
     except Exception as offline:  # the HTTP client's own errors, which differ between its versions
         try:
-            folder = snapshot_download(name, repo_type=kind, local_files_only=True)  # nosec B615 - nothing is fetched
+            folder = snapshot_download(name, repo_type=kind, local_files_only=True)  # fetches nothing  # nosec B615
         except Exception:
             raise unreachable(kind, name) from offline
         return Path(folder).name, Path(folder)

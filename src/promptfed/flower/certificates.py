@@ -29,6 +29,7 @@ _LOCAL = ("localhost", "127.0.0.1")
 _AUTHORITY_DAYS = 3650
 _MADE = "a private key as promptfed flower certs makes it"
 _load_key = partial(serialization.load_pem_private_key, password=None)
+_load_ssh_key = partial(serialization.load_ssh_private_key, password=None)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -134,6 +135,16 @@ def make_pair(folder: Path) -> None:
     write_private(folder / KEY, content)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (folder / PUBLIC).write_bytes(public + b"\n")
+
+
+def check_pair(folder: Path) -> None:
+    """Raises UserError if a site's two keys are not a pair: one of them is damaged."""
+    private = _read(folder / KEY, _load_ssh_key, "a private key of a site", ec.EllipticCurvePrivateKey)
+    if private.public_key() != read_public(folder / PUBLIC):
+        raise UserError(
+            f'"{folder / KEY}" and "{folder / PUBLIC}" are not a pair: put them back from a copy, or make the '
+            "site anew; the server's engineer then admits it with --replace"
+        )
 
 
 def signing_key(path: Path) -> Ed25519PrivateKey:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from . import certificates
 from .consortium import APP, TLS
 from .site import read_agreed
 
+STARTED = ".link"  # an empty file whose time is that of the SuperLink's start
 HERE = "127.0.0.1"  # where commands on this machine reach the SuperLink
 _ENDED = {  # why a run has ended: Flower's words, and those of the server's engineer
     "No heartbeat received from the task": "its process at the server was killed: submit it again to resume it",
@@ -119,11 +121,13 @@ def _submission(run: F.Run) -> Submission:
 
 
 def under_way(client: F.ControlHttpClient, folder: Path, name: str) -> Submission | None:
-    """The submission that trains this run now. One that a killed SuperLink has left behind is listed as running, and
-    nobody is at work in the run's folder."""
+    """The submission that trains this run now, or is about to. One that a killed SuperLink has left behind is listed as
+    running, too."""
     for one in submissions(client):
-        waits = one.status in ("pending", "starting")
-        if one.name == name and (waits or (not one.over and record.at_work(folder / "runs" / name))):
+        if one.name != name or one.over:
+            continue
+        here = datetime.fromisoformat(one.since).timestamp() >= (folder / STARTED).stat().st_mtime
+        if here or one.status != "running" or record.at_work(folder / "runs" / name):
             return one
     return None
 

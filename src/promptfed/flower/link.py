@@ -17,12 +17,12 @@ from ..errors import UserError
 from . import _flwr as F
 from . import certificates, metrics
 from .consortium import DATABASE, NODES, TLS
-from .control import HERE
+from .control import HERE, STARTED
 from .door import Admitted, Door, signed_by
 from .server import FOLDER, LINK
 from .site import AGREED, read_agreed
 
-_LISTEN = {HERE: [HERE], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # nosec B104 - as asked for
+_LISTEN = {HERE: [HERE], "0.0.0.0": ["0.0.0.0"], "::": ["0.0.0.0", "::"]}  # as asked for  # nosec B104
 _CONNECTIONS = 1000  # at once
 
 
@@ -31,7 +31,7 @@ def link(
     host: str = HERE,
     insecure: bool = False,
     say: Callable[[str], None] = lambda text: None,
-    port_of_metrics: int | None = None,
+    metrics_port: int | None = None,
 ) -> None:
     """Runs the consortium's SuperLink until it is stopped. `insecure`: without TLS and keys, on this machine alone."""
     folder = folder.expanduser().absolute()
@@ -49,6 +49,7 @@ def link(
         raise UserError(f"consortium.key in {AGREED} is missing: promptfed flower certs {folder} makes it")
     listeners = [_bound(address, int(port)) for address in _LISTEN[host]]
     os.umask(0o077)
+    (folder / STARTED).touch()
     if (folder / NODES).exists():
         (folder / NODES).chmod(0o600)  # whoever knows a node's number can name it
     os.environ |= {FOLDER: str(folder), LINK: str(os.getpid()), "FLWR_HOME": str(folder / ".flwr")}
@@ -61,8 +62,8 @@ def link(
     admitted: Admitted = (lambda headers: True) if insecure else signed_by(state.get_node_id_by_public_key)
     refused = metrics.Count()
     app.add_middleware(Door, admitted=admitted, answer=agreed.answer_mb * 10**6, refused=refused.add)  # outermost
-    if port_of_metrics:
-        metrics.serve(port_of_metrics, lambda: metrics.of_link(folder, insecure, refused))
+    if metrics_port:
+        metrics.serve(metrics_port, lambda: metrics.of_link(folder, insecure, refused))
     server = uvicorn.Server(
         uvicorn.Config(
             app,

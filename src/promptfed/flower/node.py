@@ -67,15 +67,15 @@ def run(
     site: SiteFolder,
     insecure: bool = False,
     said: Callable[[str], None] = partial(print, flush=True),
-    port_of_metrics: int | None = None,
+    metrics_port: int | None = None,
 ) -> None:
     """Runs the site's node until it is stopped, or cannot connect."""
     os.umask(0o077)
     site.private()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # an exception, so that everything is closed
     with _alone(site):
-        if port_of_metrics:
-            metrics.serve(port_of_metrics, lambda: metrics.of_node(site.log().entries()))
+        if metrics_port:
+            metrics.serve(metrics_port, lambda: metrics.of_node(site.log().entries()))
         resident = Resident(site)
         try:
             verify = None if insecure else Verifier(site.agreed.key)

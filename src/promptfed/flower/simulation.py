@@ -25,11 +25,12 @@ from .clients import Expected, FlowerClients
 def expected(parts: Parts, nodes: Mapping[int, int] | None = None) -> Expected:
     """What nodes must agree with, from the server's own parts. `nodes`: which client each of them is."""
     data, shared = parts.federation.dataset, parts.method.shared(parts.init)
-    masked = {name: p.to(torch.int32) for name, p in shared.items()}
+    if parts.config.secure.aggregation:  # masked updates are whole numbers
+        shared = {name: p.to(torch.int32) for name, p in shared.items()}
     return Expected(
         clients=len(parts.federation.sites),
         classes=parts.model.classes,
-        shared=masked if parts.config.secure.aggregation else shared,
+        shared=shared,
         fingerprint=parts_fingerprint(parts),
         domains=len(data.domains),
         nodes=nodes,

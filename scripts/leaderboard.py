@@ -1,0 +1,168 @@
+"""Writes docs/leaderboard.md from recorded comparisons: all methods, grouped by what they tune.
+
+python scripts/leaderboard.py [experiments/leaderboard/NAME ...] [--out docs/leaderboard.md]
+
+A folder is that of a comparison, or what scripts/keep_results.py has kept of one; by default all that are kept in
+experiments/leaderboard. Each has a section (in a comparison with columns, one per column) with a table per protocol.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.special import stdtrit
+
+from promptfed import files
+from promptfed.errors import UserError
+from promptfed.method import Method
+from promptfed.methods import ALIASES, METHODS, create
+from promptfed.methods.overview import REFERENCES, family
+from promptfed.runs import comparison, tables
+from promptfed.runs.cells import size
+from promptfed.runs.protocols import Protocol, wanted
+from promptfed.runs.sheets import Sheet, markdown
+from promptfed.runs.statistics import LEVEL
+from promptfed.tuning import Family
+
+ROOT = Path(__file__).parents[1]
+KEPT = sorted(file.parent for file in (ROOT / "experiments" / "leaderboard").glob("*/results.jsonl"))
+PAGE = ROOT / "docs" / "leaderboard.md"
+HEAD = """# Leaderboard
+
+Methods of the catalogue on the same federations, grouped by what they tune. In a group, methods with one model for all
+clients come first, ranked by global accuracy, then those with a model per client, ranked by local accuracy.
+`make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
+
+Accuracy in % on test data, of the models as the server sends them after the last round; ±: half of the 95 % interval
+of the mean over seeds (Student's t), none with one seed. local: mean over clients, each on its own test data; worst:
+the worst client; global: all clients' test data; bytes: per client and round, both ways.
+"""
+EMPTY = "\nThere are no results yet.\n"
+USUAL = ("local", "worst", "global")
+GROUPS = [*Family, REFERENCES]
+
+
+class Entry(NamedTuple):
+    """A row of a comparison."""
+
+    row: tables.Table  # of table.json
+    method: Method
+    numbers: Mapping[str, Any]  # of its first run
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.numbers["config"]
+        return found
+
+    @property
+    def group(self) -> str:
+        return REFERENCES if self.method.reference else family(self.method)
+
+    @property
+    def place(self) -> tuple[int, bool, float]:
+        own = self.row["models"] == "own"
+        found = self.row["local" if own else "global"]
+        return GROUPS.index(self.group), own, -found["mean"] if found else 0.0
+
+
+def page(folders: Sequence[Path]) -> str:
+    return HEAD + ("".join(f"\n{text}" for folder in folders for text in sections(folder)) or EMPTY)
+
+
+def sections(folder: Path) -> Iterator[str]:
+    compared = comparison.read(folder)
+    first = {label: runs[0].numbers for label, runs in compared.items()}
+    entries = []
+    for row in compared.table:
+        numbers = first.get(row.get("view", {}).get("of", row["label"]), {})
+        if "config" not in numbers:
+            raise UserError(f'"{folder}": the results of "{row["label"]}" do not say their settings')
+        entries.append(Entry(row, create(numbers["config"]["method"]["name"]), numbers))
+    for column in dict.fromkeys(row.get("column", "") for row in compared.table):
+        found = [one for one in entries if one.row.get("column", "") == column]
+        yield section(sorted(found, key=lambda one: one.place), column, date(folder))
+
+
+def section(entries: Sequence[Entry], column: str, made: str) -> str:
+    asked = wanted(entries[0].config["eval"]).values()
+    sheets = [Sheet("Protocols personal, worst and global", *lines(entries, USUAL))]
+    if unseen := list(dict.fromkeys(head for one in entries for head in one.row.get("protocols", {}))):
+        names = " and ".join(protocol.name for protocol in asked)
+        sheets.append(Sheet(f"Protocol {names}", *lines(entries, unseen, "protocols")))
+    notes = [*settings(entries), made, *(why for protocol in asked for why in unable(protocol))]
+    head = f"## {title(entries[0])}{f': {column}' if column else ''}\n\n"
+    return head + markdown(sheets) + "".join(f"- {note}\n" for note in notes)
+
+
+def title(entry: Entry) -> str:
+    partition = entry.config["partition"]
+    alpha = f" (alpha {partition['alpha']:g})" if "alpha" in partition else ""
+    return f"{entry.row['dataset']}, {partition['name']}{alpha}, {len(entry.numbers['sites'])} clients"
+
+
+def lines(
+    entries: Sequence[Entry], keys: Sequence[str], under: str = ""
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads, and a line for each group and each row in it. `under`: where a row has the numbers."""
+    heads, found, group = ("method", "models", "seeds", *keys, "bytes"), [], ""
+    for one in entries:
+        if one.group != group:
+            group = one.group
+            found.append((f"*{group}*", *[""] * (len(heads) - 1)))
+        row = one.row
+        scores = (interval((row.get(under, {}) if under else row).get(key), row["seeds"]) for key in keys)
+        label = tables.name(row) + " (no update used)" * bool(row.get("unused"))
+        found.append((label, row["models"], str(row["seeds"]), *scores, size(row["bytes"])))
+    return heads, found
+
+
+def interval(found: Mapping[str, Any] | None, seeds: int) -> str:
+    """The mean over seeds and half of its interval, in per cent."""
+    if found is None:
+        return "-"
+    half = stdtrit(seeds - 1, (1 + LEVEL) / 2) * found["std"] / sqrt(seeds) if found["std"] is not None else None
+    return f"{100 * found['mean']:.1f}" + (f" ±{100 * half:.1f}" if half is not None else "")
+
+
+def settings(entries: Sequence[Entry]) -> Iterator[str]:
+    """On which models, for how long, and with which budget of tuning."""
+    used = (one.config["backbone"] for one in entries)
+    backbones = dict.fromkeys(each["name"] + ", its image tower" * (each["part"] == "image") for each in used)
+    rounds = sorted({one.row["rounds"] for one in entries if one.row["passes"]})
+    yield f"Backbones: {'; '.join(backbones)}. Rounds: {', '.join(map(str, rounds))}."
+    told = tables.scales([entries[0].row])
+    yield f"{told[0][:1].upper()}{told[0][1:]}." if told else "Nothing was tuned: settings are those of the file."
+
+
+def date(folder: Path) -> str:
+    file = folder / "kept.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    return f"Results of {kept.get('date', 'an unknown date')}, commit {kept.get('commit') or 'unknown'}."
+
+
+def unable(protocol: Protocol) -> Iterator[str]:
+    """Which methods of the catalogue cannot serve a protocol, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for name in (*METHODS, *ALIASES):
+        reasons.setdefault(protocol.why_not(create(name)), []).append(name)
+    for why, names in reasons.items():
+        if why:
+            yield f"A method cannot serve {protocol.name} if {why}: {', '.join(names)}."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="*", default=KEPT, help="of comparisons")
+    parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
+    given = parser.parse_args()
+    try:
+        files.write(given.out, page(given.folders).encode())
+    except UserError as error:
+        raise SystemExit(f"leaderboard: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""scripts/leaderboard.py, on results that are kept with the experiments, and the files it is meant for."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from promptfed.methods import ALIASES, METHODS
+from promptfed.runs import config as C
+
+ROOT = Path(__file__).parents[1]
+BOARD = runpy.run_path(str(ROOT / "scripts" / "leaderboard.py"))
+page = BOARD["page"]
+MEASURED = ROOT / "experiments" / "photos" / "office-domain"
+
+
+def kept(folder, change, rows=lambda row: row):
+    """A copy of kept results with three seeds; `change` edits a result."""
+    folder.mkdir()
+    lines = []
+    for line in (MEASURED / "results.jsonl").read_text().splitlines():
+        for seed in range(3):
+            run = json.loads(line)
+            run["seed"] = run["result"]["seed"] = seed
+            change(run["result"], seed)
+            lines.append(json.dumps(run) + "\n")
+    (folder / "results.jsonl").write_text("".join(lines))
+    table = json.loads((MEASURED / "table.json").read_text())
+    (folder / "table.json").write_text(json.dumps([rows(row) for row in table]))
+    return folder
+
+
+def test_the_page_is_made_from_the_results_that_are_kept():
+    assert (ROOT / "docs" / "leaderboard.md").read_text() == page(BOARD["KEPT"])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments" / "leaderboard").glob("*.toml")), ids=lambda p: p.stem)
+def test_a_file_has_every_method_of_the_catalogue(path):
+    rows = C.read(path)["compare"]["rows"]
+    assert sorted(row.get("label", row["method"]) for row in rows) == sorted((*METHODS, *ALIASES))
+
+
+def test_methods_are_grouped_by_what_they_tune_and_ranked():
+    text = page([MEASURED])
+    assert "## office-caltech10-96, domain, 4 clients\n" in text
+    labels = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.startswith("| ")]
+    assert labels[2:] == [
+        "*prompt tokens of a vision transformer*",
+        *("FedVPT-D", "FedVPT", "SGPT"),  # one model for all, by global accuracy
+        *("FedVPT-D, own heads", "Local VPT", "FedVPT, own heads", "pFedPG", "pFedPG, published server rate"),
+        "*a head or attention on frozen features*",
+        "Head-Tune",
+    ]
+    assert "| Head-Tune | one | 1 | 46.7 | 34.5 | 48.8 | 10.7 kB |" in text
+    assert "- Backbones: clip-tin32, its image tower. Rounds: 10.\n- Nothing was tuned" in text
+    assert "Results of an unknown date, commit unknown." in text
+
+
+def test_seeds_have_an_interval_and_the_page_says_how_results_were_made(tmp_path):
+    def vary(result, seed):
+        result["metrics"]["aggregated"]["last"]["local"]["mean"] = 0.5 + 0.01 * seed
+
+    folder = kept(tmp_path / "kept", vary, lambda row: {**row, "scale": "tuned: 4 trials per row on validation data"})
+    (folder / "kept.json").write_text('{"date": "2026-11-17", "commit": "0123abc"}')
+    text = page([folder])
+    # Student's t with two degrees of freedom is 4.303; the deviation is 1 point: 4.303 / sqrt(3) = 2.5
+    assert "| Head-Tune | one | 3 | 51.0 ±2.5 |" in text
+    assert "- Tuned: 4 trials per row on validation data.\n- Results of 2026-11-17, commit 0123abc.\n" in text
+
+
+def test_a_protocol_has_a_table_and_says_who_cannot_serve_it(tmp_path):
+    def generalise(result, seed):
+        result["config"]["eval"]["leave_out"] = "dslr"
+        if result["method"] == "head-tune":
+            result["protocols"] = {"unseen_domain": {"domain": "dslr", "accuracy": 0.25}}
+
+    text = page([kept(tmp_path / "kept", generalise)])
+    table = text.split("Protocol unseen-domain:\n")[1]
+    assert "| Head-Tune | one | 3 | 25.0 ±0.0 | 10.7 kB |" in table
+    assert "| SGPT | one | 3 | - |" in table
+    (told,) = (line for line in text.splitlines() if "cannot serve" in line)
+    assert told.startswith("- A method cannot serve unseen-domain if it has no model for a client that never trains: ")
+    assert "pfedpg" in told
+    assert "head-tune" not in told
+
+
+def test_a_folder_without_a_comparison_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["leaderboard.py", str(tmp_path), "--out", str(tmp_path / "page.md")])
+    with pytest.raises(SystemExit, match="is not the folder of a comparison that has been run"):
+        BOARD["main"]()
+    assert not (tmp_path / "page.md").exists()
