@@ -1,4 +1,4 @@
-"""LoRA of a CLIP, and of a ViT with its head, in the format of the peft library."""
+"""LoRA of a CLIP and of a ViT with its head, and a text context, in the format of the peft library."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from promptfed.models import CLIP
 from promptfed.phases import Batch, Context
 from promptfed.serving import peft
 from promptfed.serving.predictor import Predictor
+from promptfed.tunings.text import TextContext
 from tiny import near
 
 CPU = torch.device("cpu")
@@ -148,16 +149,58 @@ def test_peft_loads_a_vit_with_its_head(size: int, vit_folder: Path, tmp_path: P
     torch.testing.assert_close(vit_logits(vit, x), expected(made, x), rtol=1e-4, atol=1e-5)
 
 
+# ---- text prompts
+
+
+def with_slots(made: Predictor, indices: list[int]) -> torch.Tensor:
+    """Sentences with these tokens in the slots of the context, and end tokens after the end."""
+    assert isinstance(made.tuning, TextContext)
+    assert isinstance(made.model, CLIP)
+    assert made.model.tokenizer is not None
+    sentences = made.tuning.sentences(made.model)
+    ids = sentences.ids.scatter(1, sentences.slots, torch.tensor(indices).expand(len(sentences.ids), -1))
+    for row, end in zip(ids, sentences.end, strict=True):
+        row[end:] = made.model.tokenizer.end
+    return ids
+
+
+@pytest.mark.parametrize("position", ["end", "middle"])
+def test_peft_loads_a_context_as_tokens(position: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    made = predictor("promptfl", context=4, name_position=position)
+    peft.write(made, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    frozen = transformers.CLIPModel.from_pretrained(config["base_model_name_or_path"], dtype=torch.float32)
+    clip = library.PeftModel.from_pretrained(frozen, tmp_path).eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = clip(input_ids=with_slots(made, config["token_indices"]), pixel_values=x).logits_per_image
+    torch.testing.assert_close(found, expected(made, x), rtol=1e-4, atol=1e-3)
+
+
+def test_a_context_takes_the_places_of_tokens_that_no_sentence_has(tmp_path: Path) -> None:
+    made = predictor("promptfl", context=4)
+    (name,) = tensors = load_file(peft.write(made, tmp_path))
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert name == f"base_model.model.{config['target_modules'][0]}.trainable_tokens_delta"
+    assert torch.equal(tensors[name], made.params["context"])
+    indices = config["token_indices"]
+    assert isinstance(made.tuning, TextContext)
+    assert len(set(indices)) == 4
+    assert not set(indices) & set(made.tuning.sentences(made.model).ids.flatten().tolist())
+
+
 # ---- what is refused
 
 
 @pytest.mark.parametrize(
-    ("name", "backbone"), [("fedit", "vit-mini"), ("promptfl", "clip-mini"), ("fedvpt", "vit-mini")]
+    ("name", "backbone"), [("fedit", "vit-mini"), ("promptfolio", "clip-mini"), ("fedvpt", "vit-mini")]
 )
 def test_what_has_no_form_in_peft_is_refused(name: str, backbone: str, tmp_path: Path) -> None:
     message = (
         rf'^export --peft: "{name}" on backbone "{backbone}" has no form in PEFT \(allowed: LoRA on a whole CLIP, '
-        r"or on a ViT that transformers loads as ViTForImageClassification\)$"
+        r"or on a ViT that transformers loads as ViTForImageClassification; a text context alone\)$"
     )
     with pytest.raises(UserError, match=message):
         peft.write(predictor(name, backbone), tmp_path / "out")

@@ -82,7 +82,9 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="the .safetensors file (default: below exports/ in the run's folder)")
     ] = None,
-    peft: Annotated[bool, typer.Option("--peft", help="LoRA for the peft library instead: --out is a folder")] = False,
+    peft: Annotated[
+        bool, typer.Option("--peft", help="LoRA or text prompts for the peft library instead: --out is a folder")
+    ] = False,
 ) -> None:
     """Write one model as a file of its own, which promptfed.load() and `promptfed predict` take."""
     file = loading.export(run, out, client=client, common=common, peft=peft)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,10 +124,12 @@ def _submission(run: F.Run) -> Submission:
 def under_way(client: F.ControlHttpClient, folder: Path, name: str) -> Submission | None:
     """The submission that trains this run now, or is about to. One that a killed SuperLink has left behind is listed as
     running, too."""
+    mark = folder / STARTED
+    started = mark.stat().st_mtime if mark.exists() else math.inf
     for one in submissions(client):
         if one.name != name or one.over:
             continue
-        here = datetime.fromisoformat(one.since).timestamp() >= (folder / STARTED).stat().st_mtime
+        here = datetime.fromisoformat(one.since).timestamp() >= started
         if here or one.status != "running" or record.at_work(folder / "runs" / name):
             return one
     return None

@@ -72,7 +72,7 @@ def export(
     **how: Any,
 ) -> Path:
     """Writes one model of a run to a file of its own (default: in the run's folder, below exports/); -> the file.
-    `peft`: LoRA in the format of the peft library instead, in a folder."""
+    `peft`: LoRA or text prompts in the format of the peft library instead, in a folder."""
     made = load(run, client=client, common=common, **how)
     held = made.card["client"]
     stem = "global" if held is None else f"client-{held}"
