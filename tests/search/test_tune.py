@@ -204,6 +204,16 @@ def test_the_file_is_the_comparison_with_the_chosen_values(
         comparison.prepare(tmp_path / "tuned.toml", {}, out=tmp_path, mini=not mini)
 
 
+def test_the_file_says_what_its_centralised_row_tunes(tmp_path: Path) -> None:
+    source = T.Source(None, TINY, ("head-tune", "centralised"), (), False)
+    plan = T.prepare(source, trials=1, out=tmp_path / "out")
+    chosen = {job.row.label: study.Trial(1, {"method.lr": 0.3}) for job in plan.jobs}
+    (tmp_path / "tuned.toml").write_text(C.dump(T.tuned_file(plan, chosen)))
+    made = comparison.prepare(tmp_path / "tuned.toml", {}, out=tmp_path)
+    assert [job.row.label for job in made.jobs] == ["head-tune", "centralised+head"]
+    assert made.budget == "tuned: 1 trial per row on validation data"
+
+
 # ---- all of it
 
 

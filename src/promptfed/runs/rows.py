@@ -67,10 +67,9 @@ def rows(
     default = _seeds(seeds or (spec if mini is None else mini).get("seeds", (0,)))
     columns = [_part(table, "columns") for table in spec.get("columns", ())] or [_Part("", {}, {}, None)]
     _check_columns(spec, {column.label for column in columns})
-    others = [method for method in methods if isinstance(method, str) and method != "centralised"]
-    named = [_of_method(M.pooled(others) if method == "centralised" else method) for method in methods]
     found = []
-    for row in named or [_part(table, "rows") for table in spec.get("rows", ())]:
+    of_methods = [_of_method(method) for method in completed(methods)]
+    for row in of_methods or [_part(table, "rows") for table in spec.get("rows", ())]:
         for column in columns:
             if row.columns and column.label not in row.columns:
                 continue
@@ -87,6 +86,12 @@ def rows(
     if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
         raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
     return found
+
+
+def completed(methods: Sequence[str | type[Method]]) -> list[str | type[Method]]:
+    """The same with `centralised` completed by what the others tune."""
+    others = [method for method in methods if isinstance(method, str) and method != "centralised"]
+    return [M.pooled(others) if method == "centralised" else method for method in methods]
 
 
 def _check_columns(spec: Mapping[str, Any], known: set[str]) -> None:

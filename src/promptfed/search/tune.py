@@ -21,7 +21,7 @@ from .. import files
 from ..errors import UserError
 from ..runs import api, comparison, record
 from ..runs import config as C
-from ..runs.rows import BESIDE
+from ..runs.rows import BESIDE, completed
 from ..runs.rows import Job as Planned
 from . import space as S
 from . import study, workers
@@ -324,7 +324,7 @@ def tuned_file(plan: TunePlan, chosen: Mapping[str, Trial]) -> C.Table:
             **C.merge(C.undot((k, v) for k, v in table.items() if k not in BESIDE), over),
         }
 
-    rows = [{"method": {"name": name}} for name in source.methods] or spec.get("rows", [])
+    rows = [{"method": {"name": name}} for name in completed(source.methods)] or spec.get("rows", [])
     spec["rows"] = [part(row, {}) for row in rows]
     if "columns" in spec:
         spec["columns"] = [part(column, given) for column in spec["columns"]]
