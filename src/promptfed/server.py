@@ -79,10 +79,11 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
     else:
         done, state = 0, checked(method, "begin", method.begin(model, init, plan.seed))
         state = admit(method, state, clients, plan.train(clients.ids(), 0), 0)
-    rule, count = plan.aggregation.rule(), len(_chosen(clients.sizes(), plan, 1))
-    check_masked(plan.secure, count)
+    if plan.secure.aggregation:
+        check_masked(len(_chosen(clients.sizes(), plan, 1)))
+    rule = plan.aggregation.rule()
     if rule:
-        aggregation.check_count(plan.aggregation, count)
+        aggregation.check_count(plan.aggregation, len(_chosen(clients.sizes(), plan, 1)))
         rule.recall(recorder.recorded())
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()

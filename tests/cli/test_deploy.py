@@ -64,3 +64,11 @@ def test_systemd_accepts_the_units(tmp_path):
     said = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True)
     mine = [line for line in said.stderr.splitlines() if "promptfed" in line]
     assert not mine, mine
+
+
+def test_the_targets_that_describe_and_audit_what_is_installed_can_be_made():
+    said = subprocess.run(["make", "-n", "sbom", "audit"], cwd=ROOT, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert "cyclonedx-py environment" in said.stdout
+    assert "bandit" in said.stdout
+    assert "pip-audit" in said.stdout

@@ -1,5 +1,6 @@
 """Nodes that fail, fall silent or answer what cannot be used are left out, with a reason."""
 
+import errno
 import json
 import math
 import pickle
@@ -43,7 +44,9 @@ def test_a_client_that_fails_is_recorded_and_the_run_goes_on(tmp_path):
         if trains(request, 1) and request.task.round == 1:
             raise ValueError("a secret of the site")
         if trains(request, 2):
-            raise UserError("the disk of this site is full")
+            raise UserError("the images of this site are gone")
+        if trains(request, 3) and request.task.round == 1:
+            raise OSError(errno.ENOSPC, "No space left on device", "/home/someone/site")
         return said()
 
     case = case_of("pfedpt", tmp_path)
@@ -51,7 +54,8 @@ def test_a_client_that_fails_is_recorded_and_the_run_goes_on(tmp_path):
         lines = go(case, clients).lines
     why = [{entry["client"]: entry["why"] for entry in line["left_out"]} for line in lines]
     assert why[0][1].startswith("ValueError in test_flower_faults.py, line")
-    assert why == [{1: why[0][1], 2: "the disk of this site is full"}, {2: "the disk of this site is full"}]
+    gone, full = "the images of this site are gone", "no space is left at the site; the node's log says more"
+    assert why == [{1: why[0][1], 2: gone, 3: full}, {2: gone}]
     assert not any(b"a secret of the site" in said for said in grid.said)
     assert all(len(line["aggregated"]["clients"]) == len(SIZES) for line in lines)
 

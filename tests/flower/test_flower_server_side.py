@@ -198,6 +198,9 @@ def test_what_is_wrong_with_tls_is_told_apart_from_nobody_there(server, tmp_path
         told = unanswered(server)
         assert "not trusted (certificate has expired): promptfed flower certs" in told
         assert "closes the connection" in unanswered(server, insecure=True)
+    certificates.renew(server / "tls", ["127.0.0.1"])
+    with answering(server, server / "tls"):  # it was killed in the middle of a request
+        assert "no SuperLink answers" in unanswered(server)
     with answering(server, tmp_path / "other"):
         assert "is not trusted (" in unanswered(server)
     with answering(server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,12 +44,12 @@ def control(folder: Path, insecure: bool) -> Iterator[F.ControlHttpClient]:
         told = F.FlowerError.from_json(error.response.text)
         raise UserError(f"the SuperLink refuses: {told.message if told else error.response.text[:500]}") from None
     except httpx.HTTPError as error:
-        raise UserError(_unanswered(error, address, folder)) from None
+        raise UserError(_unanswered(error, address, folder, insecure)) from None
     finally:
         client.close()
 
 
-def _unanswered(error: httpx.HTTPError, address: str, folder: Path) -> str:
+def _unanswered(error: httpx.HTTPError, address: str, folder: Path, insecure: bool) -> str:
     cause: BaseException | None = error
     while cause and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -59,7 +60,7 @@ def _unanswered(error: httpx.HTTPError, address: str, folder: Path) -> str:
         )
     if cause:
         return f"what answers at {address} does not speak TLS: is it a SuperLink that was started with --insecure?"
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+    if insecure and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
         return f"what answers at {address} closes the connection: is it a SuperLink with TLS? then leave out --insecure"
     return f"no SuperLink answers at {address} ({type(error).__name__}): start it first"
 
@@ -123,10 +124,12 @@ def _submission(run: F.Run) -> Submission:
 def under_way(client: F.ControlHttpClient, folder: Path, name: str) -> Submission | None:
     """The submission that trains this run now, or is about to. One that a killed SuperLink has left behind is listed as
     running, too."""
+    mark = folder / STARTED
+    started = mark.stat().st_mtime if mark.exists() else math.inf
     for one in submissions(client):
         if one.name != name or one.over:
             continue
-        here = datetime.fromisoformat(one.since).timestamp() >= (folder / STARTED).stat().st_mtime
+        here = datetime.fromisoformat(one.since).timestamp() >= started
         if here or one.status != "running" or record.at_work(folder / "runs" / name):
             return one
     return None

@@ -275,6 +275,7 @@ class SiteFolder:
         self.room(_EMPTY if not folder.exists() else 0)
         build.limit_threads(self.settings.threads, parts.device)
         if not folder.exists():
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.log().append(kind="begun", run=name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = {"run": name, "by": sha256(self.agreed.key.encode()).hexdigest()[:16] if self.agreed.key else ""}

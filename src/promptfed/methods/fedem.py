@@ -5,6 +5,7 @@ is taken once per round, with the received models; the M-step of the components 
 """
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -43,39 +44,30 @@ class Mixture(Wrapper):
                 )
 
     def init(self, model: Model, seed: int) -> Params:
-        params = {"mixture": torch.full((self.components,), 1 / self.components)}
-        for m in range(self.components):
-            params |= P.nested(f"mix.{m}", self.start(model, seed, m))
-        return params
+        equal = torch.full((self.components,), 1 / self.components)
+        return {"mixture": equal, **_joined(self.start(model, seed, m) for m in range(self.components))}
 
     def start(self, model: Model, seed: int, m: int) -> Params:
         """Component 0 starts as the tuning alone would. The others have their own seeds and heads: bodies may start
         equal (pre-trained ones do), and different heads make them diverge."""
         params, g = self.inner.init(model, seed + m), torch_rng(seed, "mixture", m)
-
-        def redrawn(p: Tensor) -> Tensor:
-            return p.abs().max() * (2 * torch.rand(p.shape, generator=g) - 1)  # over the range it has
-
-        return {n: redrawn(p) if m and self.inner.role(n) == "head" else p for n, p in params.items()}
+        heads = {n: p for n, p in params.items() if m and self.inner.role(n) == "head"}
+        # over the range that it has
+        return {**params, **{n: p.abs().max() * (2 * torch.rand(p.shape, generator=g) - 1) for n, p in heads.items()}}
 
     def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         """Of each component: their prompts, and so their features, start differently."""
-        made: Params = {}
-        for m in range(self.components):
-            part = P.under(params, f"mix.{m}")
-            made |= P.nested(f"mix.{m}", self.inner.sums(model, part, batch, ctx))
-        return made
+        return _joined(self.inner.sums(model, part, batch, ctx) for part in self.parts(params))
 
     def constants(self, sums: Params) -> Params:
-        made: Params = {}
-        for m in range(self.components):
-            made |= P.nested(f"mix.{m}", self.inner.constants(P.under(sums, f"mix.{m}")))
-        return made
+        return _joined(map(self.inner.constants, self.parts(sums)))
+
+    def parts(self, params: Params) -> list[Params]:
+        return [P.under(params, f"mix.{m}") for m in range(self.components)]
 
     def each(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """(M, B, classes): the components' predictions, log p_m(y | x)."""
-        parts = [P.under(params, f"mix.{m}") for m in range(self.components)]
-        return torch.stack([self.inner.logits(model, part, batch, ctx) for part in parts]).log_softmax(-1)
+        return torch.stack([self.inner.logits(model, part, batch, ctx) for part in self.parts(params)]).log_softmax(-1)
 
     def logits(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """log sum_m pi_m p_m(y | x)."""
@@ -118,6 +110,10 @@ class FedEm(Method):
 
     def unusable(self, state: State, update: Update) -> str:
         return unknown_stats(update, [name for name, s in update.stats.items() if name == "q" and not s.numel()])
+
+
+def _joined(parts: Iterable[Params]) -> Params:
+    return {name: p for m, part in enumerate(parts) for name, p in P.nested(f"mix.{m}", part).items()}
 
 
 def log(pi: Tensor) -> Tensor:

@@ -65,9 +65,9 @@ def check(method: Method, name: str, rule: str) -> None:
     raise UserError(f'secure.aggregation = true: "{name}" cannot be aggregated under masks, since {why}')
 
 
-def check_count(settings: Secure, count: int) -> None:
+def check_count(count: int) -> None:
     """Raises UserError if a round has too few clients."""
-    if settings.aggregation and count < FEWEST:
+    if count < FEWEST:
         raise UserError(f"secure.aggregation = true needs {FEWEST} clients in a round, and {count} take part")
 
 
