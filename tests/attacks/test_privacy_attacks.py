@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from promptfed.attacks import privacy
+from promptfed.attacks import membership, privacy, update_inversion
 from promptfed.attacks.membership import auc, interval
 from promptfed.errors import UserError
 
@@ -24,7 +24,10 @@ def test_the_interval_holds_the_auc_and_narrows_with_samples() -> None:
     assert upper - lower < high - low
 
 
-def test_noise_hides_what_updates_reveal(tmp_path: Path) -> None:
+def test_noise_hides_what_updates_reveal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_inversion, "_STEPS", 60)
+    monkeypatch.setattr(membership, "_DRAWS", 100)
+    monkeypatch.setattr(privacy, "_SAMPLES", 6)
     given = {
         "method": {"name": "head-tune", "epochs": 3, "standardise": False},
         "backbone": "vit-mini",

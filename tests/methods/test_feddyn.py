@@ -6,7 +6,7 @@ import numpy as np
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, local_round
 
 from promptfed import params as P
-from promptfed.clients.messages import read_update
+from promptfed.clients.messages import Train, read_update
 from promptfed.methods import create
 from promptfed.phases import Update
 from tiny import Numbers, descend, distance, gradients, near, numbers, plan, same, toy_host, work
@@ -42,7 +42,9 @@ def test_two_rounds_of_two_clients_of_three(tmp_path: Path) -> None:
         updates, y = [], []
         for client in (0, 1):
             assert method.down(state, client).keys() == set(WEIGHTS)
-            _, (blob,) = host.train([[host.work(client, method.down(state, client), round)]], round, score=False)
+            _, (blob,) = host.train(
+                [[host.work(client, method.down(state, client), round)]], Train(round=round, score=False)
+            )
             up, _ = read_update(blob)
             updates.append(Update(client, {}, up, 8 - 2 * client))
             y.append(numbers(up))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from promptfed.clients.messages import read_update
+from promptfed.clients.messages import Train, read_update
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.methods.fedem import FedEm, Mixture
@@ -228,7 +228,7 @@ def test_pi_is_kept_and_nothing_of_it_is_sent(tmp_path: Path) -> None:
     down = method.shared(near(method.tuning.init(MODEL, SEED), 1, 0.5))
     first = host.work(0, down, 1)
     np.testing.assert_allclose(first.params["mixture"].numpy(), 1 / 3)  # a newcomer
-    _, blobs = host.train([[first]], 1, score=False)
+    _, blobs = host.train([[first]], Train(round=1, score=False))
     up, stats = read_update(blobs[0])
     assert "mixture" not in up
     assert stats["q"].numel() == 0

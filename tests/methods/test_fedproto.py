@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import MODEL, B, whole
 
-from promptfed.clients.messages import read_update
+from promptfed.clients.messages import Train, read_update
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.phases import Context, Update
@@ -66,7 +66,7 @@ def test_no_weight_is_sent(tmp_path: Path) -> None:
     method = create("fedproto", {"batch_size": B, "epochs": 1})
     host = toy_host(method, tmp_path)
     state = method.begin(MODEL, host.init, 0)
-    _, (blob,) = host.train([[host.work(1, method.down(state, 1), 1)]], 1, score=False)
+    _, (blob,) = host.train([[host.work(1, method.down(state, 1), 1)]], Train(round=1, score=False))
     up, stats = read_update(blob)
     assert up == {}
     assert {name: tuple(s.shape) for name, s in stats.items()} == {"sum": (CLASSES, WIDTH), "seen": (CLASSES,)}

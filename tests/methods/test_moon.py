@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, context, contrastive, local_round, whole
 
-from promptfed.clients.messages import read_update
+from promptfed.clients.messages import Train, read_update
 from promptfed.methods import create
 from promptfed.params import Params
 from tiny import (
@@ -84,7 +84,7 @@ def test_moon_remembers_the_body_it_trained_last(tmp_path: Path) -> None:
     host = toy_host(method, tmp_path)
     first = host.work(0, dict(MODEL.weights), 1)
     same(first.memory, {name: p for name, p in numbers(MODEL.weights).items() if name in BODY})
-    _, blobs = host.train([[first]], 1, score=False)
+    _, blobs = host.train([[first]], Train(round=1, score=False))
     sent, _ = read_update(blobs[0])
     assert sent.keys() == set(WEIGHTS)
     down = near(MODEL.weights, 8)

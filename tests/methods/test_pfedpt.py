@@ -22,6 +22,7 @@ from by_hand import (
     proximal,
 )
 
+from promptfed.clients.messages import Train
 from promptfed.methods import create
 from promptfed.params import under
 from promptfed.seeding import rng
@@ -147,7 +148,7 @@ def test_a_kept_momentum_goes_on_in_the_next_round(block: int, tmp_path: Path) -
     for round in (1, 2):
         works = [host.work(client, dict(MODEL.weights), round) for client in (0, 1)]
         for i in range(0, 2, block):
-            host.train([works[i : i + block]], round, score=False)
+            host.train([works[i : i + block]], Train(round=round, score=False))
     for client in (0, 1):
         (x, y), n = arrays(host.samples(host.federation.sites[client].train)), len(works[client].samples)
         p, velocity = numbers(host.init), dict.fromkeys(SIDES, 0.0)

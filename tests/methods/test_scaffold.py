@@ -9,7 +9,7 @@ import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, local_round
 
 from promptfed import params as P
-from promptfed.clients.messages import read_update
+from promptfed.clients.messages import Train, read_update
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.phases import Update
@@ -48,7 +48,9 @@ def test_two_rounds_of_two_clients(tmp_path: Path) -> None:
     for round in (1, 2):
         updates, y = [], []
         for client, n in enumerate((8, 6)):
-            _, (blob,) = host.train([[host.work(client, method.down(state, client), round)]], round, score=False)
+            _, (blob,) = host.train(
+                [[host.work(client, method.down(state, client), round)]], Train(round=round, score=False)
+            )
             up, stats = read_update(blob)
             assert (up.keys(), stats) == (set(WEIGHTS), {})
             updates.append(Update(client, {}, up, n))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from by_hand import MODEL, SIDES, SIZE, WEIGHTS, B, initial, whole
 
-from promptfed.clients.messages import read_update
+from promptfed.clients.messages import Train, read_update
 from promptfed.methods import METHODS, create
 from promptfed.phases import Holdings, Update
 from promptfed.tuning import Full
@@ -53,7 +53,7 @@ def test_everything_a_client_sends_after_a_round_is_shared(name: str, tmp_path: 
     host = toy_host(method, tmp_path)
     state = method.begin(MODEL, host.init, 0)
     client = host.work(1, method.down(state, 1), 1)
-    results, blobs = host.train([[client]], 1, score=False)
+    results, blobs = host.train([[client]], Train(round=1, score=False))
     up, stats = read_update(blobs[0])
     assert set(up) == set(method.shared(client.params))
     assert not stats
