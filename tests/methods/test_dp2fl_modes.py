@@ -154,7 +154,8 @@ def test_sealed_messages_to_clients_name_no_owner(runs: dict[str, Recorded]) -> 
     assert trained
     for request, blobs in trained:
         assert set(request.model_dump()) == {"task", "clients", "new"}
-        assert set(request.task.model_dump()) == {"ask", "round", "score"}
+        assert request.task.model_dump().keys() == {"ask", "round", "score", "masks"}
+        assert request.task.masks is None
         for to in request.clients:  # names of what is sent once: keys, in the order of keys
             assert set(to.model_dump()) == {"client", "blob", "once"}
             assert list(to.once) == [f"set.{key}.{part}" for key in sorted(keys) for part in "xy"]
