@@ -1,6 +1,7 @@
 """Differential privacy of what clients send: an update is clipped and noised where the data are, before it leaves.
 
-Every client adds all the noise that its own guarantee needs, so neither the server nor the other clients are trusted.
+Every client adds all the noise that its own guarantee needs, so neither the server nor the other clients are trusted;
+or, under secure aggregation, its part of the noise that their sum needs (Privacy.part).
 Two sets of training data of one client give updates that differ by at most 2 clip after clipping, and the noise on each
 of their numbers has the deviation noise x clip: an answer is a Gaussian mechanism of multiplier noise / 2. The server
 knows who takes part in a round, so that sampling amplifies nothing.
@@ -28,6 +29,7 @@ NOT_COVERED = (
     "classes and normalisation, which are agreed on beforehand",
     "floating-point arithmetic: the bound holds for real numbers",
 )
+_SUMS = "whoever learns only the sums of masked updates, and works with no client"
 _POINTS = 1e-4  # the grid of privacy losses, in parts of their mean and deviation: epsilon is exact to 0.1 %
 # Hooks by which a client may send more about its data than the update.
 _TELLS = {"enroll": "at first contact", "report": "with its update"}
@@ -45,20 +47,32 @@ class Privacy(BaseModel):
         description="deviation of the noise that a client adds to each number of its update, in units of clip",
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="the delta that epsilon is stated for")
+    together: bool = Field(
+        False, description="under secure aggregation: clients add together the noise that one alone would add"
+    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Privacy:
         if self.noise and not self.clip:
             raise UserError(f"privacy.noise = {self.noise} needs privacy.clip above 0: noise is in units of it")
+        if self.together and not self.noise:
+            raise UserError("privacy.together = true needs privacy.noise above 0: the noise that clients add together")
         return self
 
     @property
     def on(self) -> bool:
         return self.clip > 0
 
-    def release(self, up: Params, still: Params, random: Callable[[int], bytes]) -> Params:
+    @staticmethod
+    def part(n: int, largest: int, answers: int) -> float:
+        """Of the usual noise, what one of `answers` clients adds to its update where a weighted sum of them is all that
+        is seen. Weighted by n, the noise of each has the same deviation, and that of all together is at least what the
+        client of the `largest` n would add alone; every client's own change weighs less."""
+        return largest / n / math.sqrt(answers)
+
+    def release(self, up: Params, still: Params, random: Callable[[int], bytes], part: float = 1.0) -> Params:
         """What is sent instead of `up`. `still` is what would be sent had training changed nothing: it must not depend
-        on the client's data. `random` gives that many random bytes."""
+        on the client's data. `random` gives that many random bytes. `part`: of the noise."""
         if {name: p.shape for name, p in up.items()} != {name: p.shape for name, p in still.items()}:
             raise UserError("privacy.clip: the method's updates have not the same names and shapes with all data")
         # In float64: rounding for sending comes after the noise.
@@ -67,9 +81,10 @@ class Privacy(BaseModel):
         # That training has failed would reveal something about the data: it counts as no change.
         scale = min(1.0, self.clip / norm) if norm and math.isfinite(norm) else 0.0
         sent: Params = {}
+        deviation = self.noise * self.clip * part
         for name, c in change.items():
             kept = c * scale if scale else torch.zeros_like(c)
-            noised = still[name].cpu().double() + kept + self.noise * self.clip * gaussian(c.shape, random)
+            noised = still[name].cpu().double() + kept + deviation * gaussian(c.shape, random)
             sent[name] = noised.to(up[name])
         return sent
 
@@ -176,6 +191,7 @@ def statement(privacy: Privacy, answered: Mapping[int, int], clients: int, seede
         "per_client": {str(client): {"answers": n, "epsilon": finite(n)} for client, n in each.items()},
         "unit": "all training samples of one client, replaced by any others of the same number",
         "covers": "what clients send after local training, over all rounds",
+        "against": _SUMS if privacy.together else "everybody",
         "not_covered": list(NOT_COVERED),
         "randomness": "seeded: a simulation, which protects nobody" if seeded else "each site's operating system",
     }

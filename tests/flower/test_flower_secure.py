@@ -131,7 +131,7 @@ def test_a_site_answers_only_what_secure_aggregation_asks_and_once(sites):
         ask(Keys(round=1))
     with pytest.raises(UserError, match=r"^removing masks in round 3 is refused: rounds = 2"):
         ask(Unmask(round=3, answered=[0, 1, 2]))
-    (said,) = ask(Train(round=1, score=False, masks=Masks(clients=[0, 1, 2], total=99)), down).results
+    (said,) = ask(Train(round=1, score=False, masks=Masks(clients=[0, 1, 2], total=99, largest=50)), down).results
     assert said.error == "secure.aggregation: client 0 is not ready for this message in round 1"
     host.close()
 

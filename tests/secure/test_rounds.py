@@ -145,6 +145,28 @@ def test_noise_is_added_before_the_masks(tmp_path: Path) -> None:
     assert P.sqdist(plain, noised) > 0.01
 
 
+def test_clients_add_the_noise_of_one_together(tmp_path: Path) -> None:
+    """Deviation of the mean: that of the largest client's noise alone, times its weight; more if more clients answer
+    than the threshold needs, here three of four."""
+    secure, sizes, private = Secure(aggregation=True, threshold=0.7), (10, 40, 20, 30), Privacy(clip=0.1, noise=2.0)
+    for lost, answers in (([], 4), ([2], 3)):
+        noise = []
+        plan = Plan(99, 1.0, SEED, eval_every=99, after_local="none", secure=secure)
+        settings = {"secure": secure, "sizes": sizes, "lost": {"train": lost}}
+        with federation(tmp_path / str(answers), **settings) as (clients, method, init):
+            (host,) = clients._all
+            state = method.shared(init)
+            for seed in range(25):
+                host.noise_seed = seed  # type: ignore[attr-defined]
+                made = []
+                for each in (private.model_copy(update={"together": True}), private.model_copy(update={"noise": 0.0})):
+                    host.privacy = each  # type: ignore[attr-defined]
+                    made.append(step(method, init, clients, plan, state, 1)[0])
+                noise += [(made[0][name] - p).flatten() for name, p in made[1].items()]
+        alone = 2.0 * 0.1 * 40 / (100 - sum(sizes[client] for client in lost))
+        assert torch.cat(noise).std() == pytest.approx(alone * (answers / 3) ** 0.5, rel=0.1)
+
+
 @pytest.mark.parametrize("changed", ["model", "total"])
 def test_a_server_that_tells_clients_different_things_learns_nothing(
     tmp_path: Path, changed: str, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +184,7 @@ def test_a_server_that_tells_clients_different_things_learns_nothing(
                     if changed == "model":
                         given = {name: p + 1e-6 for name, p in given.items()}
                     else:
-                        said = task.model_copy(update={"masks": M.Masks(clients=[0, 1, 2, 3], total=161)})
+                        said = task.model_copy(update={"masks": M.Masks(clients=[0, 1, 2, 3], total=161, largest=40)})
                 yield from exchange(self, said, {client: given}, [client])
 
         monkeypatch.setattr(type(clients), "exchange", lie)

@@ -84,6 +84,11 @@ def test_heads_do_without_sums_of_features_unless_they_are_asked_for() -> None:
         ({"secure.neighbours": 3}, r"^secure.neighbours = 3 .*multiple of 2"),
         ({"secure.range": 0}, r"^secure.range = 0 .*greater than 0"),
         ({"secure.bits": 8}, r"^secure.bits is not a setting"),
+        ({"privacy.together": True}, r"^privacy.together = true needs privacy.noise above 0"),
+        (
+            {"privacy": {"clip": 1.0, "noise": 1.0, "together": True}, "secure.aggregation": False},
+            r"^privacy.together = true needs secure.aggregation = true",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from promptfed.secure.tensors import raw, rows
 CLIENTS = [0, 1, 2, 3, 4]
 UP = {"w": torch.linspace(-1, 1, 50)}
 ON = Secure(aggregation=True)
-MASKS = Masks(clients=CLIENTS, total=50)
+MASKS = Masks(clients=CLIENTS, total=50, largest=20)
 
 
 class Round:
@@ -111,8 +111,8 @@ def test_a_client_masks_nothing_with_too_few_neighbours_or_in_a_sum_without_it(t
     for c in CLIENTS:
         held.answer(Shares(round=2, clients=CLIENTS), c, held.keys_for(c))
     with pytest.raises(UserError, match="1 of the 4 neighbours of client 0 have shared their secrets, too few"):
-        held.masker.mask(0, 2, UP, 10, Masks(clients=[0, 1], total=20), "context")
-    for masks in (Masks(clients=[1, 2, 3, 4], total=40), Masks(clients=CLIENTS, total=9)):
+        held.masker.mask(0, 2, UP, 10, Masks(clients=[0, 1], total=20, largest=10), "context")
+    for masks in (Masks(clients=[1, 2, 3, 4], total=40, largest=10), Masks(clients=CLIENTS, total=50, largest=9)):
         with pytest.raises(UserError, match="client 0 is not among those whose updates are added up"):
             held.masker.mask(0, 2, UP, 10, masks, "context")
     held.masker.close()

@@ -223,7 +223,7 @@ class Host:
             private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
             up = self.method.upload(params, ctx)
             if self.privacy:
-                up = self.released(work, up, stats, task.round)
+                up = self.released(work, up, stats, task)
             if self.masker:
                 try:
                     up = self._masked(self.masker, work, up, stats, task)
@@ -235,7 +235,7 @@ class Host:
                 result.loss = done.loss
             yield result, M.pack_update(up, stats), _stored(private, self.method.remembered(params))
 
-    def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
+    def released(self, work: Work, up: Params, stats: Params, task: M.Train) -> Params:
         """The update that is sent under differential privacy."""
         assert self.privacy
         check_stats(self.method, stats)
@@ -244,7 +244,11 @@ class Host:
         counts = none.expand(self.model.classes)
         blank = Context(work.down, {}, None, none, counts, once=work.once, draws=work.draws)
         still = self.method.unmoved(self.init, blank)
-        return self.privacy.release(up, still, randomness(self.noise_seed, round, work.client))
+        part = 1.0
+        if self.privacy.together and self.masker and task.masks:
+            answers = self.masker.settings.needed(len(task.masks.clients))
+            part = self.privacy.part(len(work.samples), task.masks.largest, answers)
+        return self.privacy.release(up, still, randomness(self.noise_seed, task.round, work.client), part)
 
     def _masked(self, masker: Masker, work: Work, up: Params, stats: Params, task: M.Train) -> Params:
         """The update that is sent under secure aggregation."""

@@ -53,6 +53,7 @@ class Masks(Note):
 
     clients: ClientList  # that have shared the secrets of their masks
     total: Count  # their samples
+    largest: Count  # of one of them
 
 
 class Train(Note):

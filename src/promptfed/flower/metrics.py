@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..runs import record
 from .audit import Entry
 from .consortium import nodes
 from .control import HERE, control, node_states
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class Count:
@@ -27,45 +30,41 @@ class Count:
         self.value += 1
 
 
-class Family(Protocol):
-    """A metric of Prometheus with its samples."""
-
-    def add_metric(self, labels: Iterable[str], value: float) -> None: ...
-
-
-def serve(port: int, collect: Callable[[], Iterable[Family]]) -> None:
+def serve(port: int, collect: Callable[[], Iterable[Metric]]) -> None:
     """Answers Prometheus at http://127.0.0.1:PORT/metrics for as long as this process runs."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client.registry import Collector
     except ImportError:
         raise UserError('--metrics needs prometheus-client: pip install "promptfed[metrics]"') from None
 
-    class Collector:
-        def collect(self) -> Iterator[Family]:
+    class Ours(Collector):
+        def collect(self) -> Iterator[Metric]:
             yield from collect()
 
-        def describe(self) -> list[Family]:  # otherwise numbers are computed once before anybody asks
+        def describe(self) -> list[Metric]:  # otherwise numbers are computed once before anybody asks
             return []
 
     registry = CollectorRegistry()
-    registry.register(Collector())
+    registry.register(Ours())
     try:
         start_http_server(port, addr=HERE, registry=registry)
     except OSError as error:
         raise UserError(f"--metrics = {port} cannot be listened on: {error.strerror}") from None
 
 
-def _family(kind: str, name: str, about: str, label: str, values: Mapping[str, float]) -> Family:
+def _family(kind: str, name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
     """`values`: by the label's values; of a metric without a label, by the empty string."""
     from prometheus_client import core
 
-    made: Family = getattr(core, f"{kind}MetricFamily")(f"promptfed_{name}", about, labels=[label] if label else [])
+    made: Any = getattr(core, f"{kind}MetricFamily")(f"promptfed_{name}", about, labels=[label] if label else [])
     for each, value in values.items():
         made.add_metric([each] if label else [], value)
-    return made
+    family: Metric = made
+    return family
 
 
-def of_link(folder: Path, insecure: bool, refused: Count) -> Iterator[Family]:
+def of_link(folder: Path, insecure: bool, refused: Count) -> Iterator[Metric]:
     """`refused`: requests that the door has refused so far."""
     with control(folder, insecure) as client:
         states = node_states(client)
@@ -79,7 +78,7 @@ def of_link(folder: Path, insecure: bool, refused: Count) -> Iterator[Family]:
     yield _family("Counter", "refused_requests", "Requests refused before Flower read them.", "", {"": refused.value})
 
 
-def of_node(entries: list[Entry]) -> Iterator[Family]:
+def of_node(entries: list[Entry]) -> Iterator[Metric]:
     """By the lines of the site's log."""
     kinds: dict[str, float] = dict.fromkeys(("asked", "refused", "left"), 0)
     for entry in entries:

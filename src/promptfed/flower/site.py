@@ -339,8 +339,8 @@ class SiteHost(Host):
         """Whether it has private parameters and remembers none: it trains for the first time, or its folder is gone."""
         return bool(self.method.kept(self.init)) and not self.store.get(client, round)
 
-    def released(self, work: Work, up: Params, stats: Params, round: int) -> Params:
-        sent = super().released(work, up, stats, round)
+    def released(self, work: Work, up: Params, stats: Params, task: Train) -> Params:
+        sent = super().released(work, up, stats, task)
         if self.ledger:
             self.ledger.count()
         return sent

@@ -72,6 +72,11 @@ class Config(Section):
         if self.privacy.on:
             check(self.method.method, self.method.name)
         aggregation.check(self.aggregation, self.method.method, self.method.name, self.fraction)
+        if self.privacy.together and not self.secure.aggregation:
+            raise UserError(
+                "privacy.together = true needs secure.aggregation = true: the server sees each update otherwise, with "
+                "less noise than it needs"
+            )
         if self.secure.aggregation:
             check_secure(self.method.method, self.method.name, self.aggregation.name)
         if self.eval.drift and (self.privacy.on or self.secure.aggregation):

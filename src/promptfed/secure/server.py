@@ -64,7 +64,8 @@ class MaskedSum:
     @property
     def masks(self) -> M.Masks:
         """What those clients must know to mask their updates."""
-        return M.Masks(clients=list(self._peers), total=sum(self._sizes[client] for client in self._peers))
+        sizes = [self._sizes[client] for client in self._peers]
+        return M.Masks(clients=list(self._peers), total=sum(sizes), largest=max(sizes, default=0))
 
     @property
     def lost(self) -> list[Update]:

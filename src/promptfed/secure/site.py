@@ -63,7 +63,7 @@ class Masker:
         if "masked" in held:
             raise UserError(f"secure.aggregation: client {client} has masked an update in round {round} already")
         partners = self._partners(client, held, masks.clients)
-        if client not in masks.clients or masks.total < n:
+        if client not in masks.clients or not n <= masks.largest <= masks.total:
             raise UserError(f"secure.aggregation: client {client} is not among those whose updates are added up")
         secrets = keys.Secrets(raw(held["secret"]))
         seeds = [(keys.derive(secrets.own, context), 1)]
@@ -152,4 +152,4 @@ def round_context(method: Method, round: int, masks: M.Masks, down: Params) -> s
     and the server learns nothing. What was received is part of it where the method sends all clients the same: models
     of which only one client's update is not zero would otherwise single that client out."""
     same = P.digest(split_once(down)[0]) if type(method).down is Method.down else ""
-    return sha256(json.dumps([round, masks.clients, masks.total, same]).encode()).hexdigest()
+    return sha256(json.dumps([round, masks.clients, masks.total, masks.largest, same]).encode()).hexdigest()
