@@ -7,6 +7,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "prompt
 import os
 import re
 import signal
+import socket
+import ssl
+from contextlib import suppress
 from pathlib import Path
 
 from deployment import deployed
@@ -14,7 +17,7 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from typer.testing import CliRunner
 
 from promptfed.cli.main import app
-from promptfed.flower import control
+from promptfed.flower import certificates, control
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +117,28 @@ def test_a_run_is_stopped_from_elsewhere_and_resumed(made):
     made.change(rounds=done + 1)
     made.submit("stopped")
     assert f"stopped: {done + 1} of {done + 1} rounds, completed" in command("status", made.server)
+
+
+def memory(pid):
+    """Of a process and those that it has started, in MB."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6 + sum(map(memory, children))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("length", ["Content-Length: 1500000000", "Transfer-Encoding: chunked"])
+def test_a_strangers_unfinished_request_takes_no_memory(made, length):
+    before, sent = memory(made.running.popen.pid), 0
+    trusted = ssl.create_default_context(cafile=made.server / "tls" / certificates.CA)
+    with (
+        socket.create_connection(("127.0.0.1", made.port), 60) as plain,
+        trusted.wrap_socket(plain, server_hostname="127.0.0.1") as stranger,
+    ):
+        stranger.sendall(f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: link\r\n{length}\r\n\r\n".encode())
+        part = bytes(1 << 20)
+        with suppress(OSError):  # the connection is closed
+            while sent < 300:
+                stranger.sendall(b"100000\r\n" + part + b"\r\n" if "chunked" in length else part)
+                sent += 1
+    assert memory(made.running.popen.pid) - before < 60, f"after {sent} MB"
