@@ -193,8 +193,10 @@ class Method(BaseModel):
     def unusable(self, state: State, update: Update) -> str:
         """Server: why an update's stats cannot be aggregated; empty if they can. The client may be untrusted: whatever
         aggregate() and send_second() rely on is checked here, and names and sizes of all stats. Parameters have been
-        checked. By default there are no stats."""
-        return unknown_stats(update, ())
+        checked. By default a method takes no stats unless its loss() or report() makes some."""
+        kind = type(self)
+        silent = kind.loss is Method.loss and kind.report is Method.report
+        return unknown_stats(update, () if silent else update.stats)
 
     def stride(self, n: int) -> float:
         """Server: what the change of a client with n samples is divided by where aggregate() compares clients."""
