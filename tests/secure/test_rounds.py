@@ -156,7 +156,7 @@ def test_clients_add_the_noise_of_one_together(tmp_path: Path) -> None:
         with federation(tmp_path / str(answers), **settings) as (clients, method, init):
             (host,) = clients._all
             state = method.shared(init)
-            for seed in range(25):
+            for seed in range(12):
                 host.noise_seed = seed  # type: ignore[attr-defined]
                 made = []
                 for each in (private.model_copy(update={"together": True}), private.model_copy(update={"noise": 0.0})):
@@ -164,7 +164,7 @@ def test_clients_add_the_noise_of_one_together(tmp_path: Path) -> None:
                     made.append(step(method, init, clients, plan, state, 1)[0])
                 noise += [(made[0][name] - p).flatten() for name, p in made[1].items()]
         alone = 2.0 * 0.1 * 40 / (100 - sum(sizes[client] for client in lost))
-        assert torch.cat(noise).std() == pytest.approx(alone * (answers / 3) ** 0.5, rel=0.1)
+        assert torch.cat(noise).std() == pytest.approx(alone * (answers / 3) ** 0.5, rel=0.15)
 
 
 @pytest.mark.parametrize("changed", ["model", "total"])
