@@ -90,6 +90,24 @@ def test_a_damaged_file_is_named_or_made_good(whole, tmp_path, name, damage):
     assert told or (silent and (said or released >= 2)), said
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["images.bin", "labels.npy", "meta.json"])
+def test_damaged_images_are_named_or_decoded_again(whole, tmp_path, name, damage, monkeypatch):
+    monkeypatch.setenv("PROMPTFED_CACHE", "")  # the site sets its own
+    shutil.copytree(whole[0].folder, tmp_path / "site")
+    (file,) = (tmp_path / "site" / "cache").rglob(name)
+    DAMAGES[damage](file)
+    place = SiteFolder.open(tmp_path / "site")
+    if name == "meta.json" and damage == "removed":  # an entry that was not completed
+        with pytest.raises(UserError, match=r"cache"):
+            place.parts()
+        return
+    with pytest.raises(UserError, match=file.parent.name):
+        place.parts()
+    shutil.rmtree(file.parent)
+    place.parts()
+
+
 def test_a_last_line_that_was_cut_off_is_dropped_and_others_are_missed(tmp_path):
     log = AuditLog(tmp_path)
     for n in range(3):

@@ -63,10 +63,21 @@ class Dataset(Labels):
             known: dict[str, Any] = {name: np.load(path / f"{name}.npy") for name in meta.pop("arrays")}
             known |= {key: tuple(value) if isinstance(value, list) else value for key, value in meta.items()}
             return cls(images=mapped, path=path, **known)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is not a dataset of the image cache; delete it and load the dataset again"
             ) from error
+
+    def verify(self) -> None:
+        """Reads all pixels and labels; raises UserError unless they are those that were written."""
+        digest = sha256()
+        for i in range(0, len(self), 256):
+            digest.update(np.ascontiguousarray(self.images[i : i + 256]).data)
+        if _labelled(digest, self.images.shape, self) != self.fingerprint:
+            raise UserError(
+                f'"{self.path}" is damaged: its images or labels are not those that were decoded; delete it, and they '
+                "are decoded again"
+            )
 
     @classmethod
     def from_arrays(
@@ -341,11 +352,17 @@ def _finish(folder: Path, digest: Any, known: Labels, meta: dict[str, Any]) -> N
     arrays = known.arrays()
     for key, array in arrays.items():
         np.save(folder / f"{key}.npy", array.astype(np.int8 if key == "split" else np.int64))
-    digest.update(json.dumps([meta["shape"], known.classes]).encode())
-    digest.update(known.labels.astype("<i8").tobytes())
     meta |= {"classes": known.classes, "domains": known.domains, "sites": known.sites}
-    meta |= {"arrays": list(arrays), "fingerprint": digest.hexdigest()}
+    meta |= {"arrays": list(arrays), "fingerprint": _labelled(digest, meta["shape"], known)}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def _labelled(pixels: Any, shape: tuple[int, ...], known: Labels) -> str:
+    """The fingerprint of a dataset, by the sha256 of its pixels so far."""
+    pixels.update(json.dumps([shape, known.classes]).encode())
+    pixels.update(known.labels.astype("<i8").tobytes())
+    found: str = pixels.hexdigest()
+    return found
 
 
 def _per_channel(setting: str, values: Scale, channels: int) -> Scale:

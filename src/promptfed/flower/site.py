@@ -250,6 +250,7 @@ class SiteFolder:
         os.environ["PROMPTFED_CACHE"] = str(self.folder / "cache")  # decoded images are private too
         given = DatasetConfig(name=str(path), size=size, channels=channels, mean=agreed.mean, std=agreed.std)
         held = load(given, models.resize(self.settings.backbone or self.config.backbone.name))
+        held.verify()  # once for each start of a node
         return replace(held, labels=known[held.labels], classes=agreed.classes)
 
     def parts(self, device: str | None = None) -> build.Parts:
