@@ -10,20 +10,22 @@ import argparse
 import json
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import captioned_drawings as world
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
+from torch.nn import functional as F
 
-from promptfed.data import shapes
+from promptfed.data.drawing import SHAPES, SIZE
 from promptfed.models.clip import CLIP, clip
+from promptfed.models.pretrained.load import load
 from promptfed.models.text import Sentences
 from promptfed.params import Params
 
@@ -31,17 +33,6 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 CONTEXT = 24  # tokens
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 BLOCK = 128  # steps whose pictures are drawn together; also the steps between checkpoints
-EASY_STYLES = ("clean", "outline", "neon")
-LARGE = 11.0  # pixels
-LEADS = (
-    "a photo of a {}.",
-    "a photo of a {}",
-    "a picture of a {}",
-    "an image of a {}",
-    "a drawing of a {}",
-    "a {}",
-    "{}",
-)
 
 
 @dataclass(frozen=True)
@@ -62,6 +53,8 @@ class Settings:
     embedding: int
     mlp_ratio: int
     seed: int
+    start: str  # folder of weights to begin with; empty: none
+    naming: float  # weight of the loss that names the attributes
 
 
 def tokenizer() -> Tokenizer:
@@ -78,7 +71,7 @@ def tokenizer() -> Tokenizer:
     )
     learned = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     learned.pre_tokenizer = _split()
-    learned.train_from_iterator(shapes.vocabulary(), trainer)
+    learned.train_from_iterator(world.vocabulary(), trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
     # as in CLIP: bytes, bytes that end a word, merges, the two special tokens
     tokens = [*alphabet, *last, *dict.fromkeys(a + b for a, b in merges), START, END]
@@ -112,75 +105,50 @@ def normalised(pictures: np.ndarray) -> Tensor:
     return torch.from_numpy(pictures).float() / 127.5 - 1
 
 
-def eased(scenes: shapes.Scenes, ease: float) -> shapes.Scenes:
-    """The same scenes, closer to large, upright shapes in the centre for smaller `ease`; unchanged at 1.
-
-    Trained on shapes of any size anywhere from the start, a transformer learns colours and little else for a long time.
-    """
-    middle = shapes.SIZE / 2
-    return replace(
-        scenes,
-        x=middle + ease * (scenes.x - middle),
-        y=middle + ease * (scenes.y - middle),
-        radius=LARGE + ease * (scenes.radius - LARGE),
-        tilt=ease * scenes.tilt,
-    )
-
-
 @dataclass
 class Lesson:
-    """One batch: pictures, distinct sentences, and which match."""
+    """One batch: pictures, distinct sentences, which match, and the attributes."""
 
     pictures: Tensor  # (B, 3, 32, 32)
     texts: list[str]  # T of them
     fits: Tensor  # bool (B, T)
+    attributes: Tensor  # int64 (B, 8)
 
 
 class Lessons:
-    """The pictures of one block of steps, and a caption for each."""
+    """The pictures of one block of steps, and a caption for each.
+
+    Trained on shapes of any size anywhere from the start, a transformer learns colours and little else for a long time:
+    the first blocks are easier.
+    """
 
     def __init__(self, settings: Settings, block: int):
-        count = BLOCK * settings.batch
         seed = settings.seed * 1_000_003 + block + 1  # evaluation draws from other seeds
-        ease = min(1.0, 0.25 + 0.75 * block * BLOCK / settings.ramp)
-        scenes = shapes.sample(int(count * 1.35), seed, shapes.SEEN_STYLES if ease > 0.5 else EASY_STYLES)
-        allowed = np.flatnonzero(~shapes.unseen(scenes.shape, scenes.colour))[:count]
-        self.scenes = eased(scenes.take(allowed), ease)
-        self.pictures = shapes.draw(self.scenes, seed)
-        rng = np.random.default_rng([seed, 3])
-        told = rng.random((count, len(shapes.ATTRIBUTES))) < 0.5
-        told[:, 0] = True
-        # attributes without a word are not mentioned
-        told[:, 2] &= self.scenes.texture != shapes.TEXTURES.index("plain")
-        told[:, 3] &= self.scenes.size != shapes.SIZES.index("medium")
-        told[rng.random(count) < 0.5, 1:] = False
+        ease = min(1.0, 0.2 + 0.8 * block * BLOCK / settings.ramp)
+        self.scenes = world.sample(BLOCK * settings.batch, seed, ease)
+        self.told = world.mentioned(self.scenes, seed)
         if ease < 1:
-            told[:, 3:5] = False  # `eased` changed size and place
-        self.told = told
-        self.texts = shapes.captions(self.scenes, seed, told)
-        self.leads = rng.integers(len(LEADS), size=BLOCK)
+            self.told[:, 3] = False  # easier scenes are larger than their size says
+        self.texts = self.scenes.captions(self.told)
         self.batch = settings.batch
 
     def __getitem__(self, step: int) -> Lesson:
         part = slice(step * self.batch, (step + 1) * self.batch)
         told, attributes = self.told[part], self.scenes.attributes[part]
-        # Captions that mention only the shape share one wording per batch, so that few texts are encoded.
-        bare = told.sum(1) == 1
-        lead = LEADS[self.leads[step]]
-        texts = [
-            lead.format(shapes.SHAPES[row[0]]) if alone else text
-            for text, alone, row in zip(self.texts[part], bare, attributes, strict=True)
-        ]
-        kept = list({text: i for i, text in enumerate(texts)}.values())
-        same = attributes[:, None] == attributes[None, kept]  # (B, T, 6)
+        # captions of half of the pictures: a text costs half as much as a picture
+        texts = {text: i for i, text in enumerate(self.texts[part][: self.batch // 2])}
+        kept = list(texts.values())
+        same = attributes[:, None] == attributes[None, kept]  # (B, T, 8)
         fits = (same | ~told[None, kept]).all(2)  # a picture fits every caption that is true of it
-        return Lesson(normalised(self.pictures[part]), [texts[i] for i in kept], torch.from_numpy(fits))
+        pictures = normalised(self.scenes.pictures[part])
+        return Lesson(pictures, list(texts), torch.from_numpy(fits), torch.from_numpy(attributes))
 
 
 def contrast(logits: Tensor, fits: Tensor) -> Tensor:
     """CLIP's symmetric loss, with several fitting captions per picture and pictures per caption; logits (B, T)."""
+    fitting = fits.any(1)  # pictures that have a caption here
     target = fits.float()
-    by_picture = -(logits.log_softmax(1) * target).sum(1) / target.sum(1)
+    by_picture = -((logits.log_softmax(1) * target).sum(1) / target.sum(1).clamp(min=1))[fitting]
     by_text = -(logits.log_softmax(0) * target).sum(0) / target.sum(0)
     return (by_picture.mean() + by_text.mean()) / 2
 
@@ -191,40 +159,37 @@ def image_features(model: CLIP, pictures: np.ndarray) -> Tensor:
     return torch.cat(parts)
 
 
+def named(logits: Tensor, attributes: Tensor) -> Tensor:
+    """Cross-entropy of all attributes at once, each read off the image features by a linear head; logits (B, sum)."""
+    parts = logits.split(tuple(world.ATTRIBUTES.values()), 1)
+    return sum((F.cross_entropy(part, attributes[:, i]) for i, part in enumerate(parts)), torch.zeros(()))
+
+
 @torch.no_grad()
-def zero_shot(model: CLIP, words: Tokenizer, scenes: shapes.Scenes, pictures: np.ndarray) -> np.ndarray:
-    """Whether the nearest sentence "a photo of a ..." names each picture's shape: bool (N,)."""
-    text = model.text(model.weights, sentences(words, [f"a photo of a {name}." for name in shapes.SHAPES]))
-    right: np.ndarray = (image_features(model, pictures) @ text.T).argmax(1).numpy() == scenes.shape
-    return right
-
-
 def report(model: CLIP, words: Tokenizer, count: int, seed: int) -> dict[str, float]:
-    """Zero-shot accuracy in percent on new pictures: each style, seen and unseen styles and combinations."""
-    scenes = shapes.sample(count, seed)
-    right = zero_shot(model, words, scenes, shapes.draw(scenes, seed))
-    style = np.array(shapes.STYLES)[scenes.style]
-    known = np.isin(style, shapes.SEEN_STYLES)
-    rare = shapes.unseen(scenes.shape, scenes.colour)
-    groups = {"seen": known & ~rare, "unseen combinations": known & rare, "unseen styles": ~known}
-    groups |= {name: (style == name) & ~(known & rare) for name in shapes.STYLES}
-    return {name: round(100 * float(right[members].mean()), 1) for name, members in groups.items()}
+    """Zero-shot accuracy in percent on new pictures: of the shape, by style, and of other attributes."""
+    scenes = world.sample(count, seed)
+    features = image_features(model, scenes.pictures)
 
+    def right(names: Sequence[str], attribute: int) -> np.ndarray:
+        text = model.text(model.weights, sentences(words, [f"a photo of a {name}." for name in names]))
+        hit: np.ndarray = (features @ text.T).argmax(1).numpy() == scenes.attributes[:, attribute]
+        return hit
 
-def probe(model: CLIP) -> float:
-    """Accuracy in percent of a linear classifier on the dataset's image features: 80 % training, 20 % test."""
-    scenes = shapes.sample(shapes.COUNT, 0)
-    features = image_features(model, shapes.draw(scenes, 0)).numpy()
-    cut = shapes.COUNT * 4 // 5
-    scale = StandardScaler().fit(features[:cut])
-    line = LogisticRegression(max_iter=1000).fit(scale.transform(features[:cut]), scenes.shape[:cut])
-    return round(100 * float(line.score(scale.transform(features[cut:]), scenes.shape[cut:])), 1)
+    shape, style, relation = right(SHAPES, 0), scenes.attributes[:, 4], scenes.attributes[:, 5]
+    alone = relation == 0
+    groups = {"shape": shape[alone], "shape among others": shape[~alone]}
+    groups |= {name: shape[alone & (style == i)] for i, name in enumerate(world.STYLES)}
+    groups["colour"] = right([f"{name} shape" for name in world.COLOURS], 1)[alone]
+    textured = alone & (scenes.attributes[:, 2] > 0)
+    groups["texture"] = right([f"{name} shape" for name in world.TEXTURES], 2)[textured]
+    return {name: round(100 * float(members.mean()), 1) for name, members in groups.items()}
 
 
 def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float]:
     """The trained model and the seconds it took, including interrupted runs."""
     model = clip(
-        (3, shapes.SIZE, shapes.SIZE),
+        (3, SIZE, SIZE),
         settings.seed,
         name="clip-mini",
         patch=settings.patch,
@@ -239,6 +204,10 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
         embedding=settings.embedding,
         mlp_ratio=settings.mlp_ratio,
     )
+    if settings.start:
+        model.weights |= begun(Path(settings.start), model.weights, words)
+    heads = torch.zeros(settings.embedding, sum(world.ATTRIBUTES.values()))  # of pre-training only
+    model.weights["heads"] = heads
     for p in model.weights.values():
         p.requires_grad_()
     matrices = [p for name, p in model.weights.items() if p.ndim > 1 and "position" not in name]
@@ -263,6 +232,7 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
             image = model.features(model.weights, lesson.pictures)
             text = model.text(model.weights, sentences(words, lesson.texts))
             loss = contrast(model.logits(model.weights, image, text), lesson.fits)
+            loss = loss + settings.naming * named(10 * image @ heads, lesson.attributes)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.weights.values(), 1.0)
@@ -273,11 +243,24 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
             step += 1
         spent = time.perf_counter() - began
         save(checkpoint, settings, model.weights, optimizer, step, spent)
-        now = report(model, words, 1600, seed=900_001)
-        line = ", ".join(f"{name} {now[name]:.1f}" for name in ("seen", "unseen combinations", "unseen styles"))
+        if step // BLOCK % 4:
+            continue
+        now = report(model, words, 1024, seed=900_001)
+        line = ", ".join(f"{name} {now[name]:.1f}" for name in ("shape", "shape among others", "colour", "texture"))
         print(f"step {step:5d}  {spent:5.0f} s  loss {np.mean(losses):.3f}  zero-shot {line}", flush=True)
     model.weights = {name: p.detach() for name, p in model.weights.items()}
     return model, spent
+
+
+def begun(folder: Path, weights: Params, words: Tokenizer) -> Params:
+    """The weights of an earlier clip-mini; words that it does not know begin at random."""
+    earlier = load(str(folder), 2, 0, names=("a", "b")).weights
+    known = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    tokens = weights["body.text.tokens"].clone()
+    for word, i in words.get_vocab().items():
+        if word in known:
+            tokens[i] = earlier["body.text.tokens"][known[word]]
+    return {**{name: earlier[name].clone() for name in weights}, "body.text.tokens": tokens}
 
 
 def schedule(step: int, settings: Settings) -> float:
@@ -335,7 +318,7 @@ def export(model: CLIP, settings: Settings, words: Tokenizer, out: Path) -> None
         },
         "vision_config": {
             "model_type": "clip_vision_model",
-            "image_size": shapes.SIZE,
+            "image_size": SIZE,
             "num_channels": 3,
             "patch_size": settings.patch,
             "hidden_size": settings.width,
@@ -350,10 +333,10 @@ def export(model: CLIP, settings: Settings, words: Tokenizer, out: Path) -> None
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"shortest_edge": shapes.SIZE},
+        "size": {"shortest_edge": SIZE},
         "resample": 3,
         "do_center_crop": True,
-        "crop_size": {"height": shapes.SIZE, "width": shapes.SIZE},
+        "crop_size": {"height": SIZE, "width": SIZE},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -418,12 +401,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--threads", type=int, default=1)
     defaults = {
-        "steps": 8192, "batch": 64, "warmup": 200, "ramp": 3200, "patch": 8, "width": 128, "depth": 6, "heads": 4,
+        "steps": 5120, "batch": 64, "warmup": 200, "ramp": 1500, "patch": 8, "width": 128, "depth": 6, "heads": 4,
         "text_width": 128, "text_depth": 3, "text_heads": 4, "embedding": 128, "mlp_ratio": 2, "seed": 0,
     }  # fmt: skip
     for name, default in defaults.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--start", default="")
+    parser.add_argument("--naming", type=float, default=0.3)
     parser.add_argument("--weight-decay", type=float, default=0.05)
     given = vars(parser.parse_args())
     work, out, threads = given.pop("work"), given.pop("out"), given.pop("threads")
@@ -437,7 +422,6 @@ def main() -> None:
     results = {
         "minutes": round(spent / 60, 1),
         "zero-shot": report(model, words, 12_800, seed=900_002),
-        "linear probe": probe(model),
     }
     (work / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))

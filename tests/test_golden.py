@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
@@ -24,6 +25,8 @@ import promptfed
 from promptfed.methods import ALIASES, METHODS
 
 RECORD = Path(__file__).parent / "golden.json"
+FIXTURES = Path(__file__).parent / "fixtures"  # a small CLIP and 128 drawings, which stay as they are
+PART = {"clip-mini": "whole", "vit-mini": "image"}
 SMALL = {**fitting.SMALL, "pfedpg": {"tokens": 2}, "fedmtl": {"iterations": 16}, "fedprox+maple": {"depth": 2}}
 # FedPR projects prompts: on all weights there is nothing to project. References are compared with what they stand for.
 NAMES = (
@@ -69,12 +72,20 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: p for name, p in found.items() if p.dtype != torch.uint8}
 
 
+def drawings() -> promptfed.Dataset:
+    with np.load(FIXTURES / "shapes.npz") as kept:
+        arrays = {key: kept[key] for key in kept}
+    names = {key: tuple(arrays.pop(key).tolist()) for key in ("classes", "domains")}
+    half = (0.5, 0.5, 0.5)
+    return promptfed.Dataset.from_arrays("drawings", mean=half, std=half, **names, **arrays)
+
+
 def execute(name: str, settings: dict, folder: Path) -> promptfed.Result:
     return promptfed.run(
         method={"name": name, "epochs": 1, **settings},
-        dataset={"name": "shapes", "limit": 128},
+        dataset=drawings(),
         partition={"name": "dirichlet", "alpha": 0.5, "clients": 3},
-        backbone=fitting.embedded(name),
+        backbone={"name": str(FIXTURES / "clip_mini"), "part": PART[fitting.embedded(name)]},
         rounds=2,
         seed=3,
         engine={"workers": 1, "device": "cpu"},

@@ -1,4 +1,4 @@
-"""Datasets before they are decoded: digits, drawn shapes, idx files and image folders. `tables` has the others."""
+"""Datasets before they are decoded: digits, drawings, idx files and image folders. `tables` has the others."""
 
 import gzip
 import os
@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from ..errors import UserError
-from . import shapes
+from . import cells, shapes
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"})
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
@@ -136,18 +137,15 @@ def _digits(scratch: Path) -> Source:
     return _arrays(images, data.target, tuple("0123456789"), "digit")
 
 
-def _drawn(scratch: Path) -> Source:
-    """The pictures of `shapes`; their styles are the domains."""
-    scenes = shapes.sample(shapes.COUNT, seed=0)
-    images = shapes.draw(scenes, seed=0).transpose(0, 2, 3, 1)  # (N, 32, 32, 3)
-    source = _arrays(images, scenes.shape, shapes.SHAPES, "picture")
-    return replace(source, domains=shapes.STYLES, domain=scenes.style)
+def _drawn(world: ModuleType, classes: tuple[str, ...], domains: tuple[str, ...]) -> Located:
+    """Pictures of a module that draws them."""
 
+    def read(scratch: Path) -> Source:
+        labels, domain, pictures = world.sample(world.COUNT, seed=0)
+        source = _arrays(pictures.transpose(0, 2, 3, 1), labels, classes, "picture")  # (N, 32, 32, 3)
+        return replace(source, domains=domains, domain=domain)
 
-EMBEDDED = {
-    "digits": Located("scikit-learn digits", _digits),
-    "shapes": Located(f"drawn shapes {shapes.VERSION}", _drawn),
-}
+    return Located(f"{world.__name__} {world.VERSION}", read)
 
 
 def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], word: str) -> Source:
@@ -155,6 +153,13 @@ def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], wo
         return Image.fromarray(images[i])
 
     return Source(labels=labels.astype(np.int64), classes=classes, image=picture, name=lambda i: f"{word} {i}")
+
+
+EMBEDDED = {
+    "digits": Located("scikit-learn digits", _digits),
+    "shapes": _drawn(shapes, shapes.SHAPES, shapes.STYLES),
+    "cells": _drawn(cells, cells.CLASSES, cells.STAINS),
+}
 
 
 # ---- idx files, the format of MNIST
