@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from promptfed.data import drawing
+from promptfed.data import drawing, shapes
 from promptfed.data.drawing import NOTHING, SIZE, Parts, uniform
 
 COLOURS, STYLES, TEXTURES = tuple(drawing.COLOURS), tuple(drawing.STYLES), drawing.TEXTURES
@@ -18,6 +18,9 @@ ATTRIBUTES = {
     "style": len(STYLES), "relation": len(RELATIONS), "other": len(drawing.SHAPES) + 1,
     "other colour": len(COLOURS) + 1,
 }  # fmt: skip
+# What the first lessons consist of: shapes that look least alike, in the styles that show them best.
+EASY_SHAPES = np.array([drawing.SHAPES.index(name) for name in shapes.SHAPES])
+EASY_STYLES = np.array([STYLES.index(name) for name in ("clean", "blurred", "neon")])
 LEADS = ("a photo of {}.", "a photo of {}", "a picture of {}", "an image of {}", "a drawing of {}", "{}")
 _WHERE = {
     "around": ("around {}", "with {} inside"),
@@ -44,6 +47,12 @@ class Scenes:
         painters = [painter for painter, _ in drawing.STYLES.values()]
         return drawing.draw(self.parts, self.attributes[:, 4], painters, self.seed)
 
+    def outlines(self, chosen: slice) -> np.ndarray:
+        """Where the first thing is in these pictures: bool (n, 32, 32)."""
+        some = self.parts.take(np.arange(len(self.attributes))[chosen])
+        inside: np.ndarray = drawing.layer(some, 0, np.random.default_rng(0)).distance < 0
+        return inside
+
     def captions(self, told: np.ndarray) -> list[str]:
         """A sentence each that names the attributes marked in `told`, bool (N, 8); the shape always."""
         words = np.random.default_rng([self.seed, 2]).random((len(told), 3))
@@ -51,15 +60,20 @@ class Scenes:
 
 
 def sample(count: int, seed: int, ease: float = 1.0) -> Scenes:
-    """Random scenes; for smaller `ease` closer to single large upright shapes in the centre."""
+    """Random scenes; for smaller `ease` more of them plain and easy ones, and all closer to single large upright shapes
+    in the centre."""
     rng = np.random.default_rng([seed, 0])
+    easy = rng.random(count) >= ease
     shape, other = rng.integers(len(drawing.SHAPES), size=(2, count))
+    shape = np.where(easy, EASY_SHAPES[shape % len(EASY_SHAPES)], shape)
+    style = rng.integers(len(STYLES), size=count)
+    style = np.where(easy, EASY_STYLES[style % len(EASY_STYLES)], style)
     colour, other_colour = rng.integers(len(COLOURS), size=(2, count))
-    texture = rng.integers(len(TEXTURES), size=count) * (rng.random(count) < 0.6)
+    texture = rng.integers(len(TEXTURES), size=count) * (~easy & (rng.random(count) < 0.6))
     size = rng.integers(len(SIZES), size=count)
     relation = rng.integers(1, len(RELATIONS), size=count) * (rng.random(count) < 0.5 * ease)
     paired = (relation > 0) & (relation < 6)
-    attributes = [shape, colour, texture, size, rng.integers(len(STYLES), size=count), relation]
+    attributes = [shape, colour, texture, size, style, relation]
     attributes += [np.where(paired, other, len(drawing.SHAPES)), np.where(paired, other_colour, len(COLOURS))]
     return Scenes(np.stack(attributes, 1), _parts(np.stack(attributes, 1), ease, rng), seed)
 

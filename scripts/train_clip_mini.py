@@ -27,6 +27,7 @@ from promptfed.data.drawing import SHAPES, SIZE
 from promptfed.models.clip import CLIP, clip
 from promptfed.models.pretrained.load import load
 from promptfed.models.text import Sentences
+from promptfed.models.vit import ViT
 from promptfed.params import Params
 
 START, END = "<|startoftext|>", "<|endoftext|>"
@@ -53,8 +54,9 @@ class Settings:
     embedding: int
     mlp_ratio: int
     seed: int
-    start: str  # folder of weights to begin with; empty: none
+    start: str  # folder of an earlier clip-mini to begin with; empty: from scratch
     naming: float  # weight of the loss that names the attributes
+    tracing: float  # weight of the loss that finds the first thing's pixels
 
 
 def tokenizer() -> Tokenizer:
@@ -113,6 +115,7 @@ class Lesson:
     texts: list[str]  # T of them
     fits: Tensor  # bool (B, T)
     attributes: Tensor  # int64 (B, 8)
+    inside: Tensor  # (B, 16, 64), 1 where the first thing is, by patch
 
 
 class Lessons:
@@ -124,13 +127,14 @@ class Lessons:
 
     def __init__(self, settings: Settings, block: int):
         seed = settings.seed * 1_000_003 + block + 1  # evaluation draws from other seeds
-        ease = min(1.0, 0.2 + 0.8 * block * BLOCK / settings.ramp)
+        first = 0.6 if settings.start else 0.15
+        ease = min(1.0, first + (1 - first) * block * BLOCK / settings.ramp)
         self.scenes = world.sample(BLOCK * settings.batch, seed, ease)
         self.told = world.mentioned(self.scenes, seed)
         if ease < 1:
             self.told[:, 3] = False  # easier scenes are larger than their size says
         self.texts = self.scenes.captions(self.told)
-        self.batch = settings.batch
+        self.batch, self.patch = settings.batch, settings.patch
 
     def __getitem__(self, step: int) -> Lesson:
         part = slice(step * self.batch, (step + 1) * self.batch)
@@ -141,7 +145,9 @@ class Lessons:
         same = attributes[:, None] == attributes[None, kept]  # (B, T, 8)
         fits = (same | ~told[None, kept]).all(2)  # a picture fits every caption that is true of it
         pictures = normalised(self.scenes.pictures[part])
-        return Lesson(pictures, list(texts), torch.from_numpy(fits), torch.from_numpy(attributes))
+        inside = torch.from_numpy(self.scenes.outlines(part)).float()[:, None]
+        by_patch = F.unfold(inside, self.patch, stride=self.patch).transpose(1, 2)
+        return Lesson(pictures, list(texts), torch.from_numpy(fits), torch.from_numpy(attributes), by_patch)
 
 
 def contrast(logits: Tensor, fits: Tensor) -> Tensor:
@@ -160,7 +166,7 @@ def image_features(model: CLIP, pictures: np.ndarray) -> Tensor:
 
 
 def named(logits: Tensor, attributes: Tensor) -> Tensor:
-    """Cross-entropy of all attributes at once, each read off the image features by a linear head; logits (B, sum)."""
+    """Cross-entropy of all attributes at once, each read off the class token by a linear head; logits (B, sum)."""
     parts = logits.split(tuple(world.ATTRIBUTES.values()), 1)
     return sum((F.cross_entropy(part, attributes[:, i]) for i, part in enumerate(parts)), torch.zeros(()))
 
@@ -206,8 +212,11 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
     )
     if settings.start:
         model.weights |= begun(Path(settings.start), model.weights, words)
-    heads = torch.zeros(settings.embedding, sum(world.ATTRIBUTES.values()))  # of pre-training only
-    model.weights["heads"] = heads
+    else:
+        model.weights |= spread_out(model.weights, settings)
+    # of pre-training only: what the class token and the patches are asked
+    model.weights["naming"] = torch.zeros(settings.width, sum(world.ATTRIBUTES.values()))
+    model.weights["tracing"] = torch.zeros(settings.width, settings.patch**2)
     for p in model.weights.values():
         p.requires_grad_()
     matrices = [p for name, p in model.weights.items() if p.ndim > 1 and "position" not in name]
@@ -229,10 +238,14 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
             lesson = lessons[within]
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * schedule(step, settings)
-            image = model.features(model.weights, lesson.pictures)
+            token, patches = encoded(model, lesson.pictures)
+            image = model.join(model.weights, token)
             text = model.text(model.weights, sentences(words, lesson.texts))
             loss = contrast(model.logits(model.weights, image, text), lesson.fits)
-            loss = loss + settings.naming * named(10 * image @ heads, lesson.attributes)
+            loss = loss + settings.naming * named(token @ model.weights["naming"], lesson.attributes)
+            loss = loss + settings.tracing * F.binary_cross_entropy_with_logits(
+                patches @ model.weights["tracing"], lesson.inside
+            )
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.weights.values(), 1.0)
@@ -252,6 +265,20 @@ def train(settings: Settings, work: Path, words: Tokenizer) -> tuple[CLIP, float
     return model, spent
 
 
+def spread_out(weights: Params, settings: Settings) -> Params:
+    """Larger weights of the image tower to begin with, and positions that tell patches apart: from the usual small ones
+    a tower of this size takes several times as many steps until it sees shapes."""
+    at = "body.image."
+    larger = {n: 3 * p for n, p in weights.items() if n.startswith(at) and p.ndim > 1 and "cls" not in n}
+    side = SIZE // settings.patch
+    place = torch.arange(side) * math.pi / 2
+    waves = 0.1 ** (torch.arange(settings.width // 4) / (settings.width // 4))  # per patch
+    row, column = (w.reshape(-1, 1) * waves for w in torch.meshgrid(place, place, indexing="ij"))
+    position = weights[f"{at}position"].clone()
+    position[0, 1:] = 0.5 * torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], 1)
+    return {**larger, f"{at}position": position}
+
+
 def begun(folder: Path, weights: Params, words: Tokenizer) -> Params:
     """The weights of an earlier clip-mini; words that it does not know begin at random."""
     earlier = load(str(folder), 2, 0, names=("a", "b")).weights
@@ -261,6 +288,14 @@ def begun(folder: Path, weights: Params, words: Tokenizer) -> Params:
         if word in known:
             tokens[i] = earlier["body.text.tokens"][known[word]]
     return {**{name: earlier[name].clone() for name in weights}, "body.text.tokens": tokens}
+
+
+def encoded(model: CLIP, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Class tokens (B, width) and patches (B, 16, width) after the last norm."""
+    tower = model.image_tower
+    assert isinstance(tower, ViT)
+    h = tower.norm(model.weights, tower.encode(model.weights, tower.embed(model.weights, pictures), None))
+    return h[:, 0], h[:, 1:]
 
 
 def schedule(step: int, settings: Settings) -> float:
@@ -401,14 +436,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--threads", type=int, default=1)
     defaults = {
-        "steps": 5120, "batch": 64, "warmup": 200, "ramp": 1500, "patch": 8, "width": 128, "depth": 6, "heads": 4,
+        "steps": 12288, "batch": 64, "warmup": 200, "ramp": 5000, "patch": 8, "width": 128, "depth": 6, "heads": 4,
         "text_width": 128, "text_depth": 3, "text_heads": 4, "embedding": 128, "mlp_ratio": 2, "seed": 0,
     }  # fmt: skip
     for name, default in defaults.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--start", default="")
-    parser.add_argument("--naming", type=float, default=0.3)
+    parser.add_argument("--naming", type=float, default=1.0)
+    parser.add_argument("--tracing", type=float, default=4.0)
     parser.add_argument("--weight-decay", type=float, default=0.05)
     given = vars(parser.parse_args())
     work, out, threads = given.pop("work"), given.pop("out"), given.pop("threads")

@@ -112,7 +112,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     # clip-mini was pre-trained on drawings like the first, and has never seen the second
     "shapes": Entry("Drawn shapes in eight styles", 16, 9_600, 32, 8, mean=_HALF, std=_HALF),
-    "cells": Entry("Drawn blood cells under eight stains", 16, 3_840, 32, 8, mean=_HALF, std=_HALF),
+    "parts": Entry("Drawn machine parts before eight cameras", 16, 3_840, 32, 8, mean=_HALF, std=_HALF),
 }  # fmt: skip
 
 UNLISTED = Entry("", 0, size=0, mean=(), std=(), label_column=None)  # of a path or a hub id

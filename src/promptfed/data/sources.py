@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import UserError
-from . import cells, shapes
+from . import parts, shapes
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"})
 SPLITS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
@@ -158,7 +158,7 @@ def _arrays(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], wo
 EMBEDDED = {
     "digits": Located("scikit-learn digits", _digits),
     "shapes": _drawn(shapes, shapes.SHAPES, shapes.STYLES),
-    "cells": _drawn(cells, cells.CLASSES, cells.STAINS),
+    "parts": _drawn(parts, parts.CLASSES, parts.CAMERAS),
 }
 
 
