@@ -29,10 +29,10 @@ def model_of(name: str) -> Model:
 
 
 def pictures(model: Model, n: int) -> Samples:
-    scenes = shapes.sample(n, seed=7)
+    labels, _, images = shapes.sample(n, seed=7)
     assert model.preprocess is not None
     mean, std = (torch.tensor(v).reshape(-1, 1, 1) * 255 for v in (model.preprocess.mean, model.preprocess.std))
-    return Samples(torch.from_numpy(shapes.draw(scenes, seed=7)), torch.from_numpy(scenes.shape), mean, std)
+    return Samples(torch.from_numpy(images), torch.from_numpy(labels), mean, std)
 
 
 def block_of(name: str, settings: dict[str, Any], backbone: str, clients: int) -> tuple[Any, Model, list[Work]]:

@@ -279,7 +279,7 @@ def test_names_that_lead_nowhere(name: str, message: str) -> None:
 
 def test_catalogue_entries_say_where_from() -> None:
     for name, entry in CATALOGUE.items():
-        assert name in ("digits", "shapes") or (entry.hub is None) != (entry.manual is None), name
+        assert name in ("digits", "shapes", "parts") or (entry.hub is None) != (entry.manual is None), name
         assert len(entry.mean) == len(entry.std) == 3
         assert len(entry.names) in (0, entry.classes)
         assert len(entry.keep) in (0, entry.classes)
