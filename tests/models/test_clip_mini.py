@@ -62,11 +62,11 @@ def test_other_words_fall_apart_into_letters(words: Tokenizer) -> None:
 
 
 def test_zero_shot_on_what_it_was_pre_trained_on(model: CLIP) -> None:
-    assert LOW < accuracy(model, shapes, shapes.SHAPES) < HIGH
+    assert 70 < accuracy(model, shapes, shapes.SHAPES) < 81
 
 
 def test_zero_shot_on_what_it_never_saw(model: CLIP) -> None:
-    assert PLOW < accuracy(model, parts, parts.CLASSES) < PHIGH
+    assert 25 < accuracy(model, parts, parts.CLASSES) < 35
 
 
 def test_equals_transformers(model: CLIP, words: Tokenizer) -> None:
