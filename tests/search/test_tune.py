@@ -120,7 +120,8 @@ def test_optuna_keeps_the_budget_prunes_and_goes_on_from_its_journal(tmp_path: P
     trained(again, near)
     trials = optuna_study(tmp_path, 12).trials()
     assert [trial.number for trial in trials] == list(range(12))
-    assert trials[0].values == OWN  # the row's own values come first
+    assert trials[0].values == OWN  # the row's own values come first, then some below and above them
+    assert [trial.values["method.lr"] for trial in trials[1:4]] == [0.001581, 0.01581, 0.0008891]
     assert {trial.state for trial in trials} == {"done", "pruned"}
     assert len({trial.values["method.lr"] for trial in trials}) == 12
     best = study.best(again)

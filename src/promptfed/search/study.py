@@ -14,7 +14,7 @@ from .space import Space
 from .workers import objective
 
 JOURNAL = "study.journal"
-_FULL = 4  # trials of a row before any is pruned, and that are drawn at random
+_FULL = 4  # trials of a row before any is pruned, and that are fixed
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,11 @@ def has_optuna() -> bool:
 
 
 class Grid(Study):
-    """Halton points, which fill the space evenly however many there are."""
+    """Points that fill the space evenly."""
 
     def __init__(self, folder: Path, space: Space, own: Mapping[str, Any], count: int) -> None:
-        first = [dict(own)] if _holds(space, own) else []
-        points = qmc.Halton(len(space), seed=0).random(count)
-        drawn = [{key: space[key].at(u) for key, u in zip(space, point, strict=True)} for point in points.tolist()]
         self._trials = []
-        for number, values in enumerate([*first, *drawn][:count]):
+        for number, values in enumerate(_spread(space, own, count)):
             numbers = record.read_result(folder_of(folder, number))
             trial = Trial(number, values)
             self._trials.append(replace(trial, state="done", value=objective(numbers)) if numbers else trial)
@@ -89,8 +86,8 @@ class Grid(Study):
 
 
 class Optuna(Study):
-    """Tree-structured Parzen estimators; a trial below the median of the others after as many rounds is pruned. All
-    rows share one journal file."""
+    """A few points that fill the space evenly, then tree-structured Parzen estimators; a trial below the median of the
+    others after as many rounds is pruned. All rows share one journal file."""
 
     def __init__(
         self, folder: Path, space: Space, own: Mapping[str, Any], count: int, name: str, rounds: int, seed: int
@@ -106,8 +103,9 @@ class Optuna(Study):
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         study = optuna.create_study(study_name=name, storage=storage, direction="maximize", load_if_exists=True)
         begun = study.get_trials(deepcopy=False)
-        if not begun and _holds(space, own):
-            study.enqueue_trial(dict(own))
+        if not begun:
+            for values in _spread(space, own, _FULL):
+                study.enqueue_trial(values)
         # Resumed with another seed: the same one would draw the same trials again.
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=_FULL, seed=1000 * seed + len(begun))
         study.pruner = optuna.pruners.MedianPruner(n_startup_trials=_FULL, n_warmup_steps=rounds // 4)
@@ -153,6 +151,15 @@ class Optuna(Study):
                 values = {key: self._space[key].rounded(value) for key, value in trial.params.items()}
                 found.append(Trial(trial.number, values, words[trial.state], trial.value))
         return found
+
+
+def _spread(space: Space, own: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The row's own values, then Halton points, which fill the space evenly however many there are. The first two of
+    them, a corner and the middle, are left out: own values usually are in the middle."""
+    first = [dict(own)] if _holds(space, own) else []
+    points = qmc.Halton(len(space), scramble=False).random(count + 2)[2:].tolist()
+    drawn = [{key: space[key].at(u) for key, u in zip(space, point, strict=True)} for point in points]
+    return [*first, *drawn][:count]
 
 
 def _holds(space: Space, own: Mapping[str, Any]) -> bool:
