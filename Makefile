@@ -6,9 +6,9 @@ TOOLS := build/tools/bin
 
 .PHONY: run test lint docs leaderboard slow bench sbom audit clean
 
-# Offline comparison of prompt methods on the embedded model, with eight drawing styles as clients.
+# What five papers claim of their methods, on embedded data and models.
 run: $(STAMP)
-	$(BIN)/promptfed compare quickstart --out runs/quickstart
+	$(BIN)/promptfed compare papers --out runs/papers
 
 # All checks.
 test: lint
