@@ -27,14 +27,14 @@ def test_the_interval_holds_the_auc_and_narrows_with_samples() -> None:
 def test_noise_hides_what_updates_reveal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_inversion, "_STEPS", 60)
     monkeypatch.setattr(membership, "_DRAWS", 100)
-    monkeypatch.setattr(privacy, "_SAMPLES", 6)
+    monkeypatch.setattr(privacy, "_SAMPLES", 12)
     given = {
         "method": {"name": "head-tune", "epochs": 3, "standardise": False},
         "backbone": "vit-mini",
         "dataset": {"name": "shapes", "limit": 120},
         "partition": {"name": "dirichlet", "alpha": 0.1, "clients": 3},
         "rounds": 1,
-        "privacy": {"clip": 0.1, "noise": 8.0},
+        "privacy": {"clip": 0.1, "noise": 20.0},
     }
     leaks = privacy.execute(privacy.prepare(None, given, tmp_path), Console(quiet=True))
     found = {(leak.attack.split(",")[0], leak.noise > 0): leak for leak in leaks}
