@@ -9,6 +9,7 @@ TOOLS := build/tools/bin
 # What five papers claim of their methods, on embedded data and models.
 run: $(STAMP)
 	$(BIN)/promptfed compare papers --out runs/papers
+	@echo 'On your own images: $(BIN)/promptfed choose --minutes 10 dataset=FOLDER'
 
 # All checks.
 test: lint
