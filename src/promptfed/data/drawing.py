@@ -140,13 +140,17 @@ def _pattern(texture: np.ndarray, u: np.ndarray, v: np.ndarray, rng: np.random.G
             continue
         a, b = u[members], v[members]
         column, row = a / 3 % 1 < 0.5, b / 3 % 1 < 0.5
-        pattern[members] = {
-            "striped": lambda b=b: b / 4 % 1 < 0.5,
-            "dotted": lambda column=column, row=row: column & row,
-            "checkered": lambda column=column, row=row: column ^ row,
-            "ringed": lambda a=a, b=b: np.sqrt(a * a + b * b) / 4 % 1 < 0.5,
-            "speckled": lambda a=a: rng.random(a.shape) < 0.35,
-        }[name]()
+        match name:
+            case "striped":
+                pattern[members] = b / 4 % 1 < 0.5
+            case "dotted":
+                pattern[members] = column & row
+            case "checkered":
+                pattern[members] = column ^ row
+            case "ringed":
+                pattern[members] = np.sqrt(a * a + b * b) / 4 % 1 < 0.5
+            case _:  # speckled
+                pattern[members] = rng.random(a.shape) < 0.35
     return pattern
 
 
@@ -331,9 +335,9 @@ def _lookup(shape: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     scale = np.float32(_CELLS / (2 * _REACH))
     column, row = (((w + np.float32(_REACH)) * scale).clip(0, _CELLS - 1).astype(np.int32) for w in (u, v))
     used, index = np.unique(shape, return_inverse=True)
-    near = np.stack([_table(int(one)) for one in used])[index[:, None, None], row, column]
-    beyond: np.ndarray = np.maximum(np.maximum(np.abs(u), np.abs(v)) - np.float32(_REACH), 0)  # the table's end
-    return near + beyond
+    near: np.ndarray = np.stack([_table(int(one)) for one in used])[index[:, None, None], row, column]
+    near += np.maximum(np.maximum(np.abs(u), np.abs(v)) - np.float32(_REACH), 0)  # beyond the table's end
+    return near
 
 
 def _polar(degrees: float, radius: float = 1.0) -> tuple[float, float]:

@@ -69,7 +69,8 @@ def _soft(paper: np.ndarray, layers: Sequence[Layer], rng: np.random.Generator) 
 def _grainy(paper: np.ndarray, layers: Sequence[Layer], rng: np.random.Generator) -> np.ndarray:
     """Through dust."""
     coarse = np.repeat(np.repeat(uniform(rng, -0.14, 0.14, len(paper), 1, 16, 16), 2, 2), 2, 3)
-    return _even(paper, layers, rng) + coarse
+    dusty: np.ndarray = _even(paper, layers, rng) + coarse
+    return dusty
 
 
 def _scanned(paper: np.ndarray, layers: Sequence[Layer], rng: np.random.Generator) -> np.ndarray:
@@ -96,7 +97,8 @@ def _lit(paper: np.ndarray, layers: Sequence[Layer], rng: np.random.Generator) -
         paper = mix(paper, part.filling, part.inside)
         slope = np.float32(0.5) * (np.roll(part.inside, 1, axis=1) - np.roll(part.inside, -1, axis=1))
         shifted.append(slope)
-    return paper + np.float32(0.9) * sum(shifted)[:, None]
+    lit: np.ndarray = paper + np.float32(0.9) * sum(shifted)[:, None]
+    return lit
 
 
 # Colours of the background, the part and what is dark on it, and the painter.
@@ -131,7 +133,8 @@ def _parts(kind: np.ndarray, camera: np.ndarray, rng: np.random.Generator) -> Pa
 
     def of_slot(key: str, missing: float) -> np.ndarray:
         """(N, slots)"""
-        return np.array([[missing if one is None else getattr(one, key) for one in row] for row in table])[kind]
+        values = np.array([[missing if one is None else getattr(one, key) for one in row] for row in table])
+        return values.take(kind, axis=0)
 
     shape = np.empty((count, width), dtype=np.int64)
     shape[:, 0] = np.array([names[name] for name, _ in _KINDS.values()])[kind]
