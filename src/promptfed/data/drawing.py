@@ -335,9 +335,10 @@ def _lookup(shape: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     scale = np.float32(_CELLS / (2 * _REACH))
     column, row = (((w + np.float32(_REACH)) * scale).clip(0, _CELLS - 1).astype(np.int32) for w in (u, v))
     used, index = np.unique(shape, return_inverse=True)
-    near: np.ndarray = np.stack([_table(int(one)) for one in used])[index[:, None, None], row, column]
-    near += np.maximum(np.maximum(np.abs(u), np.abs(v)) - np.float32(_REACH), 0)  # beyond the table's end
-    return near
+    near = np.stack([_table(int(one)) for one in used])[index[:, None, None], row, column]
+    beyond = np.maximum(np.maximum(np.abs(u), np.abs(v)) - np.float32(_REACH), 0)  # the table's end
+    distance: np.ndarray = near + beyond
+    return distance
 
 
 def _polar(degrees: float, radius: float = 1.0) -> tuple[float, float]:
