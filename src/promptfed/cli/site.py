@@ -60,7 +60,7 @@ def site(
         "backbone": str(Path(backbone).absolute()) if backbone and Path(backbone).exists() else backbone,
         "device": device,
         "epsilon": epsilon,
-        "modules": module or [],
+        "modules": tuple(module or ()),
         "fetch": fetch,
     }
     settings = sites.Settings.model_construct(**chosen).model_dump()  # with all that can be set; read back below
