@@ -6,9 +6,13 @@ TOOLS := build/tools/bin
 
 .PHONY: run test lint docs leaderboard slow bench sbom audit clean
 
-# What five papers claim of their methods, on embedded data and models.
+# What five papers claim of their methods, on embedded data and models. Two processes share the runs, then the results are
+# shown; a line is printed for every second run.
+PAPERS = $(BIN)/promptfed compare papers engine.workers=1 --out runs/papers
 run: $(STAMP)
-	$(BIN)/promptfed compare papers --out runs/papers
+	@mkdir -p runs
+	@$(PAPERS) > runs/papers.log 2>&1 & $(PAPERS) 2>&1 | grep --line-buffered -E 'round ([0-9]+)/\1 ' || true; wait
+	@$(PAPERS)
 	@echo 'On your own images: $(BIN)/promptfed choose --minutes 10 dataset=FOLDER'
 
 # All checks.
