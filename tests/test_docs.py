@@ -1,5 +1,6 @@
 """Code, commands and settings shown in the documentation are executed or checked."""
 
+import json
 import os
 import re
 import runpy
@@ -141,21 +142,24 @@ def test_methods_that_the_readme_recommends_exist_and_serve_newcomers_where_it_s
             assert method.serves or "join later" not in line or f"`{name}`" not in first, name
 
 
-def test_differences_in_the_readme_are_those_of_the_command_beside_them():
-    from promptfed.runs import comparison, tables
-
+def test_differences_in_the_readme_are_those_of_make_run():
+    """experiments/papers.json is claims.json of `make run`."""
+    told = json.loads((ROOT / "experiments" / "papers.json").read_text())
+    found = {points(each["mean"], each["low"], each["high"]) for one in told for each in one["differences"].values()}
     text = (ROOT / "README.md").read_text()
-    folder = re.search(r"promptfed table (\S+) --against", text)[1]
-    shown = re.findall(r"^\| ([^|]+) \| ([\d.]+ ±[\d.]+) \| (\S+) (\[[^]]+\]) \| ([^|]+) \|$", text, re.MULTILINE)
-    assert len(shown) >= 3
-    lines = []
-    for base in re.findall(r"\| to ([^|]+) \|", text):
-        rows = comparison.read(ROOT / folder, base).table
-        lines += [line[:1] + line[2:5] for line in tables.differences(rows)[0].lines]
-        accuracies = {row["label"]: {tables.score(row, "local"), tables.score(row, "global")} for row in rows}
-    for label, accuracy, *difference in shown:
-        assert (label, *difference) in lines
-        assert accuracy in accuracies[label]
+    shown = re.findall(r"[-+][\d.]+ \[[-+][\d.]+, [-+][\d.]+\]", text)
+    assert len(shown) == 7
+    assert set(shown) <= found
+    verdicts = {one["label"]: one["verdict"].removesuffix(" here") for one in told}
+    for label, verdict in re.findall(
+        r"^\| (\w+) \|.* \| ([a-z ]+) here \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    ):
+        assert verdicts.pop(label) == verdict
+    assert set(verdicts) == {"prompts"}
+
+
+def points(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def test_the_picture_of_the_idea_is_what_its_script_draws():

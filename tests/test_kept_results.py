@@ -87,7 +87,9 @@ def test_kept_results_make_the_kept_table(folder):
     results, rounds = read(ROOT / folder)
     rows = json.loads((ROOT / folder / "table.json").read_text())
     remade = {row["label"]: row for row in tables.table(results)}
-    rows = [{key: row[key] for key in row.keys() - {"scale", "against"}} for row in rows]  # of the command, not the runs
+    rows = [
+        {key: row[key] for key in row.keys() - {"scale", "against"}} for row in rows
+    ]  # of the command, not the runs
     assert [{key: remade[row["label"]][key] for key in row} for row in rows] == rows
     assert set(remade) == {row["label"] for row in rows}
     for label, runs in results.items():
