@@ -17,9 +17,10 @@ from pathlib import Path
 import captioned_drawings as world
 import numpy as np
 import torch
+from clip_mini_words import END, START, tokenizer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,9 +31,7 @@ from promptfed.models.text import Sentences
 from promptfed.models.vit import ViT
 from promptfed.params import Params
 
-START, END = "<|startoftext|>", "<|endoftext|>"
 CONTEXT = 24  # tokens
-WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 BLOCK = 128  # steps whose pictures are drawn together; also the steps between checkpoints
 
 
@@ -57,46 +56,6 @@ class Settings:
     start: str  # folder of an earlier clip-mini to begin with; empty: from scratch
     naming: float  # weight of the loss that names the attributes
     tracing: float  # weight of the loss that finds the first thing's pixels
-
-
-def tokenizer() -> Tokenizer:
-    """CLIP's byte-pair encoding with merges for the words of captions only: others are encoded as bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    last = [f"{byte}</w>" for byte in alphabet]  # bytes that end a word
-    trainer = trainers.BpeTrainer(
-        vocab_size=10_000,
-        min_frequency=1,
-        end_of_word_suffix="</w>",
-        initial_alphabet=alphabet,
-        special_tokens=last,  # fixes their ids, by which equally frequent pairs are ordered
-        show_progress=False,
-    )
-    learned = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    learned.pre_tokenizer = _split()
-    learned.train_from_iterator(world.vocabulary(), trainer)
-    merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
-    # as in CLIP: bytes, bytes that end a word, merges, the two special tokens
-    tokens = [*alphabet, *last, *dict.fromkeys(a + b for a, b in merges), START, END]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    made = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token=END, end_of_word_suffix="</w>", continuing_subword_prefix="")
-    )
-    made.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
-    )
-    made.pre_tokenizer = _split()
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.RobertaProcessing(
-        (END, vocabulary[END]), (START, vocabulary[START]), trim_offsets=False, add_prefix_space=False
-    )
-    made.add_special_tokens([START, END])
-    return made
-
-
-def _split() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(WORDS), "removed", invert=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
 
 
 def sentences(words: Tokenizer, texts: list[str]) -> Sentences:
@@ -451,7 +410,7 @@ def main() -> None:
     settings = Settings(**given)
     work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
-    words = tokenizer()
+    words = tokenizer(world.vocabulary())
     model, spent = train(settings, work, words)
     model.weights = {name: p.half().float() for name, p in model.weights.items()}  # as stored in the files
     export(model, settings, words, out)
