@@ -58,6 +58,12 @@ class Entry(NamedTuple):
         return found
 
     @property
+    def label(self) -> str:
+        """As the comparison has it; with what is tuned where that is not what the method brings."""
+        name = self.config["method"]["name"]
+        return name if self.row["label"] in (*METHODS, *ALIASES) else tables.name(self.row)
+
+    @property
     def group(self) -> str:
         return REFERENCES if self.method.reference else family(self.method)
 
@@ -68,11 +74,42 @@ class Entry(NamedTuple):
         return GROUPS.index(self.group), own, -found["mean"] if found else 0.0
 
 
+class Board(NamedTuple):
+    """A column of a comparison, or all of one without columns."""
+
+    entries: Sequence[Entry]  # ranked, in groups
+    column: str
+    made: str  # when, and by which code
+
+    @property
+    def title(self) -> str:
+        return f"{title(self.entries[0])}{f': {self.column}' if self.column else ''}"
+
+
 def page(folders: Sequence[Path]) -> str:
-    return HEAD + ("".join(f"\n{text}" for folder in folders for text in sections(folder)) or EMPTY)
+    found = [board for folder in folders for board in boards(folder)]
+    if not found:
+        return HEAD + EMPTY
+    return HEAD + "\n" + markdown([overview(found)]) + "".join(f"\n{section(board)}" for board in found)
 
 
-def sections(folder: Path) -> Iterator[str]:
+def overview(found: Sequence[Board]) -> Sheet:
+    """The first of each kind on every board, whatever they tune, beside the references."""
+    lines = []
+    for board in found:
+        ranked = sorted((one for one in board.entries if not one.method.reference), key=lambda one: one.place[1:])
+        cells = [board.title]
+        for models, key in (("one", "global"), ("own", "local")):
+            first = next((one for one in ranked if one.row["models"] == models and one.row[key]), None)
+            cells.append(f"{first.label} {interval(first.row[key], first.row['seeds'])}" if first else "-")
+        references = (one for one in board.entries if one.method.reference)
+        cells.append(", ".join(f"{one.label} {interval(one.row['local'], 1)}" for one in references) or "-")
+        lines.append(tuple(cells))
+    heads = ("federation", "first of one model for all, global", "first of own models, local", "references, local")
+    return Sheet("At a glance", heads, lines)
+
+
+def boards(folder: Path) -> Iterator[Board]:
     compared = comparison.read(folder)
     first = {label: runs[0].numbers for label, runs in compared.items()}
     entries = []
@@ -83,18 +120,18 @@ def sections(folder: Path) -> Iterator[str]:
         entries.append(Entry(row, create(numbers["config"]["method"]["name"]), numbers))
     for column in dict.fromkeys(row.get("column", "") for row in compared.table):
         found = [one for one in entries if one.row.get("column", "") == column]
-        yield section(sorted(found, key=lambda one: one.place), column, date(folder))
+        yield Board(sorted(found, key=lambda one: one.place), column, date(folder))
 
 
-def section(entries: Sequence[Entry], column: str, made: str) -> str:
+def section(board: Board) -> str:
+    entries = board.entries
     asked = wanted(entries[0].config["eval"]).values()
     sheets = [Sheet("Protocols personal, worst and global", *lines(entries, USUAL))]
     if unseen := list(dict.fromkeys(head for one in entries for head in one.row.get("protocols", {}))):
         names = " and ".join(protocol.name for protocol in asked)
         sheets.append(Sheet(f"Protocol {names}", *lines(entries, unseen, "protocols")))
-    notes = [*settings(entries), made, *(why for protocol in asked for why in unable(protocol))]
-    head = f"## {title(entries[0])}{f': {column}' if column else ''}\n\n"
-    return head + markdown(sheets) + "".join(f"- {note}\n" for note in notes)
+    notes = [*settings(entries), board.made, *(why for protocol in asked for why in unable(protocol))]
+    return f"## {board.title}\n\n" + markdown(sheets) + "".join(f"- {note}\n" for note in notes)
 
 
 def title(entry: Entry) -> str:
@@ -114,7 +151,7 @@ def lines(
             found.append((f"*{group}*", *[""] * (len(heads) - 1)))
         row = one.row
         scores = (interval((row.get(under, {}) if under else row).get(key), row["seeds"]) for key in keys)
-        label = tables.name(row) + " (no update used)" * bool(row.get("unused"))
+        label = one.label + " (no update used)" * bool(row.get("unused"))
         found.append((label, row["models"], str(row["seeds"]), *scores, size(row["bytes"])))
     return heads, found
 

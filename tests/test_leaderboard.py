@@ -42,8 +42,7 @@ def test_a_file_has_every_method_of_the_catalogue(path):
 
 
 def test_methods_are_grouped_by_what_they_tune_and_ranked():
-    text = page([MEASURED])
-    assert "## office-caltech10-96, domain, 4 clients\n" in text
+    _, text = page([MEASURED]).split("## office-caltech10-96, domain, 4 clients\n")
     labels = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.startswith("| ")]
     assert labels[2:] == [
         "*prompt tokens of a vision transformer*",
@@ -55,6 +54,26 @@ def test_methods_are_grouped_by_what_they_tune_and_ranked():
     assert "| Head-Tune | one | 1 | 46.7 | 34.5 | 48.8 | 10.7 kB |" in text
     assert "- Backbones: clip-tin32, its image tower. Rounds: 10.\n- Nothing was tuned" in text
     assert "Results of an unknown date, commit unknown." in text
+
+
+def test_the_page_begins_with_the_first_of_each_kind_of_models():
+    """By hand from the kept results: each kind is ranked by its own column, over all groups."""
+    glance = page([MEASURED]).split("## ")[0]
+    assert "| office-caltech10-96, domain, 4 clients | Head-Tune 48.8 | FedVPT-D, own heads 62.4 | - |\n" in glance
+
+
+def test_a_classical_method_names_what_it_tunes(tmp_path):
+    def tuned(result, seed):
+        if result["method"] == "head-tune":
+            result["config"]["method"]["name"] = "scaffold+head"
+
+    def labelled(row):
+        return {**row, "label": "scaffold"} if row["label"] == "Head-Tune" else row
+
+    folder = kept(tmp_path / "kept", tuned, labelled)
+    results = (folder / "results.jsonl").read_text().replace('"label": "Head-Tune"', '"label": "scaffold"')
+    (folder / "results.jsonl").write_text(results)
+    assert "| scaffold+head | one | 3 | 46.7" in page([folder])
 
 
 def test_seeds_have_an_interval_and_the_page_says_how_results_were_made(tmp_path):
