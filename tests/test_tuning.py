@@ -152,6 +152,15 @@ def test_initial_values_come_from_the_seed_alone(tuning: PixelPrompt) -> None:
         assert torch.equal(first[name], other[name]) == (not name.startswith("prompt."))  # weights: the model's own
 
 
+@pytest.mark.parametrize("kind", ["padding", "fixed-patch", "random-patch"])
+def test_a_prompt_may_start_small(kind: Any) -> None:
+    large, small = (
+        PixelPrompt(prompt=kind, prompt_size=2, prompt_scale=scale).start(MODEL, 0) for scale in (1.0, 0.02)
+    )
+    for name, values in numbers(small).items():
+        np.testing.assert_allclose(values, 0.02 * numbers(large)[name], rtol=1e-6)
+
+
 def test_prompts_start_standard_normal() -> None:
     model = linear(image=(3, 64, 64), width=1)
     values = torch.cat([p.flatten() for p in PixelPrompt(prompt_size=10).start(model, 0).values()])

@@ -21,6 +21,7 @@ class Pixels(BaseModel):
         "padding", description="template: a frame, a patch in the upper left corner, or a patch that moves every batch"
     )
     prompt_size: int = Field(4, ge=1, description="width of the frame or side of the patch, in pixels (p)")
+    prompt_scale: float = Field(1.0, gt=0, description="standard deviation of the prompt's initial values")
 
     @property
     def draws(self) -> bool:
@@ -36,14 +37,17 @@ class Pixels(BaseModel):
             )
 
     def pixels(self, model: Model, g: torch.Generator) -> Params:
-        """Normally distributed."""
+        """Normally distributed: N(0, 1) as published, which hides what a pretrained model would see; N(0, .02^2) does not."""
         channels, height, width = model.image
         p = self.prompt_size
         if self.prompt != "padding":  # C p^2 parameters
-            return {"prompt.patch": torch.randn(channels, p, p, generator=g)}
+            return {"prompt.patch": self.prompt_scale * torch.randn(channels, p, p, generator=g)}
         sides = {"top": (p, width), "bottom": (p, width), "left": (height - 2 * p, p), "right": (height - 2 * p, p)}
         # 2 C p (H + W - 2p) parameters
-        return {f"prompt.{side}": torch.randn(channels, *shape, generator=g) for side, shape in sides.items()}
+        return {
+            f"prompt.{side}": self.prompt_scale * torch.randn(channels, *shape, generator=g)
+            for side, shape in sides.items()
+        }
 
     def canvas(self, model: Model, params: Params, noise: Tensor) -> Tensor:
         """The prompt as an image (C, H, W), zero elsewhere. noise (2,) in [0, 1) places a random patch."""
