@@ -38,7 +38,8 @@ clients come first, ranked by global accuracy, then those with a model per clien
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: half of the 95 % interval
 of the mean over seeds (Student's t), none with one seed. local: mean over clients, each on its own test data; worst:
-the worst client; global: all clients' test data; bytes: per client and round, both ways.
+the worst client; global: all clients' test data; newcomers: local of clients that never trained; bytes: per client and
+round, both ways.
 """
 EMPTY = "\nThere are no results yet.\n"
 USUAL = ("local", "worst", "global")
@@ -127,6 +128,8 @@ def section(board: Board) -> str:
     entries = board.entries
     asked = wanted(entries[0].config["eval"]).values()
     sheets = [Sheet("Protocols personal, worst and global", *lines(entries, USUAL))]
+    if any(one.row.get("newcomers") for one in entries):
+        sheets.append(Sheet("Protocol newcomers", *lines(entries, ("newcomers",))))
     if unseen := list(dict.fromkeys(head for one in entries for head in one.row.get("protocols", {}))):
         names = " and ".join(protocol.name for protocol in asked)
         sheets.append(Sheet(f"Protocol {names}", *lines(entries, unseen, "protocols")))

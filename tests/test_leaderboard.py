@@ -104,6 +104,15 @@ def test_a_protocol_has_a_table_and_says_who_cannot_serve_it(tmp_path):
     assert "head-tune" not in told
 
 
+def test_newcomers_have_a_table(tmp_path):
+    def joined(result, seed):
+        result["metrics"]["newcomers_aggregated"] = {"last": {"local": {"mean": 0.5, "weighted": 0.5}}}
+
+    text = page([kept(tmp_path / "kept", joined, lambda row: {**row, "newcomers": {"mean": 0.5, "std": 0.0}})])
+    assert "| Head-Tune | one | 3 | 50.0 ±0.0 | 10.7 kB |" in text.split("Protocol newcomers:\n")[1]
+    assert "Protocol newcomers" not in page([MEASURED])
+
+
 def test_a_folder_without_a_comparison_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["leaderboard.py", str(tmp_path), "--out", str(tmp_path / "page.md")])
     with pytest.raises(SystemExit, match="is not the folder of a comparison that has been run"):
