@@ -191,6 +191,16 @@ def test_clients_of_the_domain_are_tested_on_all_their_images(domains: Dataset) 
     assert held.sites[2:] == drawn.sites[2:]
 
 
+def test_a_method_without_a_model_for_newcomers_is_left_out(domains: Dataset, tmp_path: Path) -> None:
+    settings = {"dataset": domains, "partition": "domain", "join": {"clients": 1}, "method": {"epochs": 1}}
+    with pytest.warns(
+        UserWarning, match='left out of the comparison: join.round = 0: "local" has no model for a client'
+    ):
+        found = compare(methods=["fedavg", "local"], out=tmp_path / "table", **settings, **SMALL)
+    assert list(found) == ["fedavg"]
+    assert found.table[0]["newcomers"] is not None
+
+
 def test_each_domain_is_a_column(domains: Dataset, tmp_path: Path) -> None:
     settings = {"dataset": domains, "partition": "domain", "eval": {"leave_out": "each"}, "method": {"epochs": 1}}
     with pytest.warns(UserWarning, match='left out of the comparison: eval.leave_out: "local" cannot serve') as told:

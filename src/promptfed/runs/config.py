@@ -87,7 +87,7 @@ class Config(Section):
         if self.join.round and not self.join.clients:
             raise UserError(f"join.round = {self.join.round} needs join.clients: who joins then")
         if self.join.clients and not self.join.round and not self.method.method.serves:
-            raise UserError(
+            raise Unsuited(
                 f'join.round = 0: "{self.method.name}" has no model for a client that never trains; '
                 f"let it join in a round from 1 to {self.rounds}"
             )
