@@ -73,7 +73,7 @@ class Host:
         begun, task = perf_counter(), request.task
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])
-        received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
+        received = {index: unpack(blobs[index])[0] for index in {to.blob for to in request.clients}}
         results: list[M.Result] = []
         answers: list[bytes] = []
         if isinstance(task, M.Enroll):
