@@ -13,12 +13,23 @@ import promptfed
 from limits import HANG
 from promptfed import UserError
 from promptfed.clients.local import LocalClients, Worker, write_frame
-from promptfed.clients.messages import Enroll, Recipient, Request, Train
+from promptfed.clients.messages import (
+    Answer,
+    Enroll,
+    EvaluateResult,
+    ModelScores,
+    Recipient,
+    Request,
+    SplitScore,
+    Train,
+)
 from promptfed.clients.wire import unpack
 from promptfed.runs import build
 from promptfed.runs import config as C
 from promptfed.testing import Case, Memory, begun, equal, tiny_federation
+from promptfed.tuning import Tuning
 
+AS_RECEIVED = {"as_of": 1, "pooled": False, "after_local": False}
 SMALL = {
     "dataset": {"name": "digits", "limit": 90, "size": 16},
     "partition": {"name": "dirichlet", "alpha": 1.0, "clients": 4, "min_samples": 5},
@@ -75,6 +86,52 @@ def test_stacked_clients_end_within_rounding(tmp_path):
     promptfed.run(**settings, out=tmp_path / "four", engine={"workers": 1, "block": 4})
     one, four = outcome(tmp_path / "one")[1], outcome(tmp_path / "four")[1]
     assert max(float((one[name] - four[name]).abs().max()) for name in one) <= 1e-5
+
+
+def test_many_clients_of_one_model_are_scored_in_full_batches(tmp_path, monkeypatch):
+    from promptfed import methods, models
+
+    model, federation = models.build("cnn", (3, 16, 16), 4, 0), tiny_federation(tmp_path, (2,) * 300)
+    case, sizes, logits = Case(methods.create("fedavg"), model, federation), [], Tuning.logits
+
+    def counted(self, model, params, batch, ctx):
+        sizes.append(len(batch.y))
+        return logits(self, model, params, batch, ctx)
+
+    sent = dict.fromkeys(range(300), begun(case))
+    with case.clients() as (clients, host):
+        alone = [LocalClients({i: 2}, [host]).evaluate({i: sent[i]}, **AS_RECEIVED)[0] for i in sent]
+        monkeypatch.setattr(Tuning, "logits", counted)
+        together = clients.evaluate(sent, **AS_RECEIVED)
+    images = sum(len(site.val) + len(site.test) for site in federation.sites)
+    assert sum(sizes) == images
+    assert len(sizes) <= images / 128 + 5, "five requests, the last batch of each may be smaller"
+    for one, other in zip(alone, together, strict=True):
+        assert one.client == other.client
+        for part in ("val", "test"):
+            a, b = one.parts[part], other.parts[part]
+            assert (a.n, a.tp.tolist(), a.fp.tolist()) == (b.n, b.tp.tolist(), b.fp.tolist())
+        assert one.parts["test"].loss == pytest.approx(other.parts["test"].loss, rel=1e-5)
+
+
+def test_many_clients_are_scored_in_the_same_groups_by_any_number_of_hosts():
+    """Losses of a group depend on who is in it."""
+
+    def groups(hosts):
+        asked = []
+
+        def host(request, blobs):
+            asked.append([to.client for to in request.clients])
+            assert request.task.together
+            none = SplitScore(n=0, tp=[], fp=[], fn=[])
+            scores = ModelScores(val=none, test=none)
+            return Answer([EvaluateResult(client=to.client, passes=0, scores=scores) for to in request.clients], [])
+
+        LocalClients(dict.fromkeys(range(700), 1), [host] * hosts).evaluate(dict.fromkeys(range(700), {}), **AS_RECEIVED)
+        return sorted(asked)
+
+    assert groups(1) == groups(2) == groups(7)
+    assert len(groups(1)) == 11
 
 
 def test_fine_tuning_is_local_training_thrown_away(tmp_path):

@@ -22,9 +22,9 @@ from ..params import Params
 from ..phases import Context, Holdings
 from ..precision import Precision, reduced
 from ..privacy import Privacy, check_stats, randomness
-from ..scoring import Pooled, evaluate
+from ..scoring import Pooled, evaluate, evaluate_union, unions
 from ..secure.site import Masker, round_context
-from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
+from ..training import CHUNK, MOMENTUM, Samples, Trained, Work, chunks, context, train
 from . import messages as M
 from .frozen import FrozenValues, normalisation
 from .store import Store
@@ -92,6 +92,8 @@ class Host:
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
+            if isinstance(task, M.Evaluate) and task.together and not task.after_local and unions(self.method):
+                return M.Answer(self.evaluate_together(request.clients, received, as_of), [], perf_counter() - begun)
             parts = (request.clients[i : i + self.block] for i in range(0, len(request.clients), self.block))
             blocks = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
             if isinstance(task, M.Train):
@@ -271,6 +273,23 @@ class Host:
             passes = trained[i].passes if trained else 0
             results.append(M.EvaluateResult(client=work.client, passes=passes, scores=scores, groups=groups))
         return results
+
+    def evaluate_together(
+        self, recipients: Sequence[M.Recipient], received: Mapping[int, Params], as_of: int
+    ) -> list[M.EvaluateResult]:
+        """Scores of the models as received, each on the union of the data of all that received it."""
+        found: dict[int, M.EvaluateResult] = {}
+        for blob, down in received.items():
+            clients = [to.client for to in recipients if to.blob == blob]
+            sites = [self.federation.sites[client] for client in clients]
+            held = [part for site in sites for part in (site.val, site.test)]
+            index, first = np.concatenate(held), self.work(clients[0], down, as_of)
+            parts = (self.samples(index[i : i + CHUNK]) for i in range(0, len(index), CHUNK))
+            each = evaluate_union(self.method, self.model, first, first.params, parts, list(map(len, held)))
+            for client, val, test in zip(clients, each[::2], each[1::2], strict=True):
+                scores = M.ModelScores(val=M.SplitScore.of(val, loss=False), test=M.SplitScore.of(test, loss=True))
+                found[client] = M.EvaluateResult(client=client, passes=0, scores=scores)
+        return [found[to.client] for to in recipients]
 
     def groups(self, work: Work, params: Params) -> list[list[int]] | None:
         """(groups, domains): how many test samples of each domain (or superclass) fall into each of the groups."""

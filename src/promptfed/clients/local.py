@@ -24,12 +24,13 @@ from typing import IO, Any
 from .. import params as P
 from ..errors import UserError
 from ..params import Params
-from .base import MessageClients, Reply
+from .base import MANY, MessageClients, Reply
 from .host import Host
-from .messages import RESULTS, Answer, Ask, Packing, Request, Task, Train, TrainResult
+from .messages import RESULTS, Answer, Ask, Evaluate, Packing, Request, Task, Train, TrainResult
 from .wire import unpack
 
 _SMALL = 8 << 20  # bytes of a model of which a process may hold several copies
+_TOGETHER = 64  # clients that are evaluated as one request, where there are many
 
 
 class LocalClients(MessageClients):
@@ -45,7 +46,11 @@ class LocalClients(MessageClients):
         self._threads = ThreadPoolExecutor(2 * len(hosts)) if len(hosts) > 1 else None
 
     def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
-        size = self._clients_per_request(task, sent, order)
+        if isinstance(task, Evaluate) and len(order) > MANY:
+            # The same groups for any number of hosts, so that all may score a group's clients in the same batches.
+            task, size = task.model_copy(update={"together": True}), max(self._block, _TOGETHER)
+        else:
+            size = self._clients_per_request(task, sent, order)
         groups = [order[i : i + size] for i in range(0, len(order), size)]
         packing = Packing(task, sent, self._once, bytes)
 
@@ -68,7 +73,7 @@ class LocalClients(MessageClients):
 
     def _clients_per_request(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> int:
         """Few requests, but enough of them to keep all hosts busy: fewer where an answer is little work and small."""
-        most = 64
+        most = _TOGETHER
         if isinstance(task, Train):
             most = 8 if order and P.nbytes(sent[order[0]]) <= _SMALL else 1
         return max(self._block, min(most, -(-len(order) // (8 * len(self._all)))))
