@@ -127,7 +127,8 @@ def test_many_clients_are_scored_in_the_same_groups_by_any_number_of_hosts():
             scores = ModelScores(val=none, test=none)
             return Answer([EvaluateResult(client=to.client, passes=0, scores=scores) for to in request.clients], [])
 
-        LocalClients(dict.fromkeys(range(700), 1), [host] * hosts).evaluate(dict.fromkeys(range(700), {}), **AS_RECEIVED)
+        clients = LocalClients(dict.fromkeys(range(700), 1), [host] * hosts)
+        clients.evaluate({i: {} for i in range(700)}, **AS_RECEIVED)
         return sorted(asked)
 
     assert groups(1) == groups(2) == groups(7)
