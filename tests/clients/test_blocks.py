@@ -1,10 +1,12 @@
 """Blocks of clients by the memory of an accelerator, estimated on the CPU."""
 
 import pytest
+import torch
 
 import promptfed
 from promptfed import UserError, methods, models
-from promptfed.clients import blocks, host
+from promptfed.clients import blocks, host, local
+from promptfed.clients.messages import Answer, TrainResult
 from promptfed.methods import create
 from promptfed.runs import build
 from promptfed.runs import config as C
@@ -54,6 +56,21 @@ def test_a_host_trains_blocks_of_that_size(tmp_path, monkeypatch) -> None:
     assert len(updates) == 8
     assert seen == [4, 4]
     assert len(asked) == 1, "all blocks of a run have one size"
+
+
+def test_a_request_has_as_many_clients_as_a_block_unless_their_answers_are_large(monkeypatch) -> None:
+    monkeypatch.setattr(local, "_ANSWERS", 4000)
+    asked = []
+
+    def there(request, given):
+        asked.append(len(request.clients))
+        return Answer([TrainResult(client=to.client, n=1, passes=1) for to in request.clients], [])
+
+    clients = local.LocalClients(dict.fromkeys(range(100), 1), [there], block=0)
+    for values in (10, 100, 2000):
+        down = {"w": torch.zeros(values)}
+        clients.train(dict.fromkeys(range(100), down), 1, score=False)
+    assert asked == [blocks.MOST, 36] + [10] * 10 + [8] * 12 + [4]
 
 
 def test_on_a_cpu_auto_is_one_client(tmp_path, monkeypatch) -> None:

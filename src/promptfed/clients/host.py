@@ -93,7 +93,7 @@ class Host:
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
-            if isinstance(task, M.Evaluate) and task.together and not task.after_local and unions(self.method):
+            if isinstance(task, M.Evaluate) and task.together and self._unions(task):
                 return M.Answer(self.evaluate_together(request.clients, received, as_of), [], perf_counter() - begun)
             first = request.clients[0]
             size = self.block or self._fitting(self.work(first.client, received[first.blob], as_of, first.once), as_of)
@@ -284,6 +284,9 @@ class Host:
             passes = trained[i].passes if trained else 0
             results.append(M.EvaluateResult(client=work.client, passes=passes, scores=scores, groups=groups))
         return results
+
+    def _unions(self, task: M.Evaluate) -> bool:
+        return not task.after_local and not task.pooled and unions(self.method)
 
     def evaluate_together(
         self, recipients: Sequence[M.Recipient], received: Mapping[int, Params], as_of: int

@@ -25,16 +25,19 @@ from .. import params as P
 from ..errors import UserError
 from ..params import Params
 from .base import MANY, MessageClients, Reply
+from .blocks import MOST
 from .host import Host
 from .messages import RESULTS, Answer, Ask, Evaluate, Packing, Request, Task, Train, TrainResult
 from .wire import unpack
 
 _SMALL = 8 << 20  # bytes of a model of which a process may hold several copies
+_ANSWERS = 256 << 20  # bytes of updates that a request may be answered with, where it need not have so many clients
 _TOGETHER = 64  # clients that are evaluated as one request, where there are many
 
 
 class LocalClients(MessageClients):
-    """Spreads what is asked over one or several hosts. Which one answers, and in which order, changes nothing."""
+    """Spreads what is asked over one or several hosts. Which one answers, and in which order, changes nothing.
+    `block`: clients that a host trains as one; 0: the host chooses."""
 
     def __init__(self, sizes: dict[int, int], hosts: Sequence[Ask], block: int = 1) -> None:
         super().__init__(sizes)
@@ -76,7 +79,10 @@ class LocalClients(MessageClients):
         most = _TOGETHER
         if isinstance(task, Train):
             most = 8 if order and P.nbytes(sent[order[0]]) <= _SMALL else 1
-        return max(self._block, min(most, -(-len(order) // (8 * len(self._all)))))
+        block = self._block
+        if not block:  # by memory, of which the host knows: as many as it can use and whose answers are not too large
+            block = max(1, min(MOST, _ANSWERS // max(P.nbytes(sent[order[0]]), 1))) if order else 1
+        return max(block, min(most, -(-len(order) // (8 * len(self._all)))))
 
     def close(self) -> None:
         if self._threads:

@@ -16,7 +16,6 @@ import torch
 
 from .. import models, server, steps
 from ..clients.base import Clients
-from ..clients.blocks import MOST
 from ..clients.frozen import FrozenValues
 from ..clients.host import Host
 from ..clients.local import LocalClients, Worker, keep_freed_memory
@@ -202,7 +201,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         hosts = [make_host(parts, Store(folder / "clients"))]
     if steps.heard():
         tell_caching(parts)
-    return LocalClients(sizes, hosts, _block(parts) or MOST)
+    return LocalClients(sizes, hosts, _block(parts))
 
 
 def tell_caching(parts: Parts) -> None:
