@@ -7,8 +7,8 @@ that counts and losses are the same: to the last bit, or losses to 1e-5 in the p
             every batch, or once.
     pooled  FedPer on pFedPT's CNN: the models of 10 clients, which have one body and their own heads, are scored on the
             same 128 images: each by itself, or with the features of the body computed once.
-    union   300 clients of one model, four test images each, from request to answer: each by itself, or in full batches
-            of 64 clients. FedAvg on pFedPT's CNN and on vit-mini, a head on cached features of vit-mini.
+    union   1,024 clients of one model, four test images each, from request to answer: each by itself, or in batches of
+            32 clients. FedAvg on pFedPT's CNN and on vit-mini, a head on cached features of vit-mini.
 
     python benchmarks/evaluation.py [--pairs 5]
 """
@@ -84,7 +84,7 @@ def pooled() -> tuple[Callable[[], list[Score]], Callable[[], list[Score]]]:
 def union(method: str, backbone: str) -> Iterator[tuple[Callable[[], list[Score]], Callable[[], list[Score]]]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        held = noise.federation(folder, 300, train=1, test=4)
+        held = noise.federation(folder, 1024, train=1, test=4)
         settings = {"method": method, "backbone": backbone, "engine": {"workers": 1, "device": "cpu"}}
         parts = build.assemble(api.prepare(None, settings, out=folder / "run", federation=held).config, held)
         clients = build.clients(parts, folder / "run")
@@ -96,7 +96,7 @@ def union(method: str, backbone: str) -> Iterator[tuple[Callable[[], list[Score]
             found = clients.evaluate(sent, as_of=1, pooled=False, after_local=False)
             return [scores.parts["test"] for scores in found]
 
-        yield lambda: scored(1000), lambda: scored(256)
+        yield lambda: scored(1024), lambda: scored(256)
         clients.close()
 
 

@@ -102,10 +102,10 @@ def test_many_clients_of_one_model_are_scored_in_full_batches(tmp_path, monkeypa
     with case.clients() as (clients, host):
         alone = [LocalClients({i: 2}, [host]).evaluate({i: sent[i]}, **AS_RECEIVED)[0] for i in sent]
         monkeypatch.setattr(Tuning, "logits", counted)
-        together = clients.evaluate(sent, **AS_RECEIVED)
+        together = LocalClients(clients.sizes(), [host], unions=True).evaluate(sent, **AS_RECEIVED)
     images = sum(len(site.val) + len(site.test) for site in federation.sites)
     assert sum(sizes) == images
-    assert len(sizes) <= images / 128 + 5, "five requests, the last batch of each may be smaller"
+    assert len(sizes) == 19, "two for 32 clients, which have 192 images, and one for the last 12"
     for one, other in zip(alone, together, strict=True):
         assert one.client == other.client
         for part in ("val", "test"):
@@ -117,22 +117,41 @@ def test_many_clients_of_one_model_are_scored_in_full_batches(tmp_path, monkeypa
 def test_many_clients_are_scored_in_the_same_groups_by_any_number_of_hosts():
     """Losses of a group depend on who is in it."""
 
-    def groups(hosts):
+    def groups(clients, hosts, unions=True):
         asked = []
 
         def host(request, blobs):
-            asked.append([to.client for to in request.clients])
-            assert request.task.together
+            asked.append((request.task.together, [to.client for to in request.clients]))
             none = SplitScore(n=0, tp=[], fp=[], fn=[])
             scores = ModelScores(val=none, test=none)
             return Answer([EvaluateResult(client=to.client, passes=0, scores=scores) for to in request.clients], [])
 
-        clients = LocalClients(dict.fromkeys(range(700), 1), [host] * hosts)
-        clients.evaluate({i: {} for i in range(700)}, **AS_RECEIVED)
+        engine = LocalClients(dict.fromkeys(range(clients), 1), [host] * hosts, unions=unions)
+        engine.evaluate({i: {} for i in range(clients)}, **AS_RECEIVED)
         return sorted(asked)
 
-    assert groups(1) == groups(2) == groups(7)
-    assert len(groups(1)) == 11
+    assert groups(300, 1) == groups(300, 2) == groups(300, 7)
+    assert [len(group) for _, group in groups(300, 1)] == [32] * 9 + [12]
+    assert {len(group) for _, group in groups(3200, 2)} == {50}
+    assert all(together for together, _ in groups(300, 1))
+    assert not any(together for together, _ in [*groups(256, 1), *groups(300, 1, unions=False)])
+
+
+def test_a_small_client_costs_no_more_than_its_own_work(tmp_path, monkeypatch):
+    """Clients of one request read what they all receive once, and make generators for batches and their noise only."""
+    from promptfed import methods, models, training
+    from promptfed.clients import host
+
+    model = models.build("cnn", (3, 16, 16), 4, 0)
+    case = Case(methods.create("fedavg", {"epochs": 1}), model, tiny_federation(tmp_path, (3,) * 16))
+    state, made, read = begun(case), [], []
+    rng, unpacked = training.rng, host.unpack
+    monkeypatch.setattr(training, "rng", lambda *keys: made.append(keys[3]) or rng(*keys))
+    monkeypatch.setattr(host, "unpack", lambda blob: read.append(len(blob)) or unpacked(blob))
+    with case.clients() as (clients, _):
+        clients.train(dict.fromkeys(range(16), state), 1, score=False)
+    assert sorted(made) == ["batches"] * 16 + ["noise"] * 16
+    assert len(read) == 8, "requests of two clients"
 
 
 def test_fine_tuning_is_local_training_thrown_away(tmp_path):

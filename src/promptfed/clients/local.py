@@ -32,15 +32,16 @@ from .wire import unpack
 
 _SMALL = 8 << 20  # bytes of a model of which a process may hold several copies
 _ANSWERS = 256 << 20  # bytes of updates that a request may be answered with, where it need not have so many clients
-_TOGETHER = 64  # clients that are evaluated as one request, where there are many
+_MOST = 64  # clients in a request
 
 
 class LocalClients(MessageClients):
     """Spreads what is asked over one or several hosts. Which one answers, and in which order, changes nothing.
-    `block`: clients that a host trains as one; 0: the host chooses."""
+    `block`: clients that a host trains as one; 0: the host chooses. `unions`: of scoring.unions()."""
 
-    def __init__(self, sizes: dict[int, int], hosts: Sequence[Ask], block: int = 1) -> None:
+    def __init__(self, sizes: dict[int, int], hosts: Sequence[Ask], block: int = 1, unions: bool = False) -> None:
         super().__init__(sizes)
+        self._unions = unions
         self._block, self._all = block, list(hosts)
         self._hosts: SimpleQueue[Ask] = SimpleQueue()
         for host in hosts:
@@ -49,9 +50,9 @@ class LocalClients(MessageClients):
         self._threads = ThreadPoolExecutor(2 * len(hosts)) if len(hosts) > 1 else None
 
     def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
-        if isinstance(task, Evaluate) and len(order) > MANY:
-            # The same groups for any number of hosts, so that all may score a group's clients in the same batches.
-            task, size = task.model_copy(update={"together": True}), max(self._block, _TOGETHER)
+        if self._unions and isinstance(task, Evaluate) and not task.after_local and len(order) > MANY:
+            # Groups by the number of clients alone: losses must not depend on the number of hosts.
+            task, size = task.model_copy(update={"together": True}), max(32, min(_MOST, len(order) // 64))
         else:
             size = self._clients_per_request(task, sent, order)
         groups = [order[i : i + size] for i in range(0, len(order), size)]
@@ -76,7 +77,7 @@ class LocalClients(MessageClients):
 
     def _clients_per_request(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> int:
         """Few requests, but enough of them to keep all hosts busy: fewer where an answer is little work and small."""
-        most = _TOGETHER
+        most = _MOST
         if isinstance(task, Train):
             most = 8 if order and P.nbytes(sent[order[0]]) <= _SMALL else 1
         block = self._block

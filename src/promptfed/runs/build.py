@@ -27,6 +27,7 @@ from ..errors import Unsuited, UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..scoring import unions
 from ..secure.site import Masker
 from ..tuning import NEEDS_CLIP
 from . import protocols
@@ -201,7 +202,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         hosts = [make_host(parts, Store(folder / "clients"))]
     if steps.heard():
         tell_caching(parts)
-    return LocalClients(sizes, hosts, _block(parts))
+    return LocalClients(sizes, hosts, _block(parts), unions(parts.method))
 
 
 def tell_caching(parts: Parts) -> None:
