@@ -4,6 +4,7 @@ process for each part that is measured."""
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def federation(folder: Path, clients: int, train: int, test: int = 0, size: int 
 
 
 @contextmanager
-def rounds(folder: Path, held: Federation, **settings: Any) -> Iterator[Callable[[], server.Line]]:
-    """-> a function that trains one more round, without evaluation or records, and gives its line."""
+def rounds(folder: Path, held: Federation, **settings: Any) -> Iterator[Callable[..., server.Line]]:
+    """-> a function that trains one more round, of all clients or of a share of them, without evaluation or records,
+    and gives its line."""
     (folder / "run").mkdir(parents=True)
     config = api.prepare(None, settings, out=folder / "run", federation=held).config
     parts = build.assemble(config, held)
@@ -44,10 +46,10 @@ def rounds(folder: Path, held: Federation, **settings: Any) -> Iterator[Callable
     state = server.admit(parts.method, parts.method.begin(parts.model, parts.init, 0), clients, clients.ids(), 0)
     done = 0
 
-    def one() -> server.Line:
+    def one(share: float = config.fraction) -> server.Line:
         nonlocal state, done
         done += 1
-        state, line, _ = server.step(parts.method, parts.init, clients, plan, state, done)
+        state, line, _ = server.step(parts.method, parts.init, clients, replace(plan, fraction=share), state, done)
         assert not line["left_out"], line["left_out"]
         return line
 

@@ -46,16 +46,21 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def ratios(pairs: int, plain: Callable[[], None], ours: Callable[[], None]) -> None:
-    """The first of each is a warm-up."""
+def ratios(
+    pairs: int, plain: Callable[[], object], ours: Callable[[], object], warm: Callable[[], object] | None = None
+) -> None:
+    """`warm`: in place of the first of each, which is a warm-up."""
 
-    def spent(work: Callable[[], None]) -> tuple[float, float]:
+    def spent(work: Callable[[], object]) -> tuple[float, float]:
         started = time.perf_counter(), cpu_seconds()
         work()
         return time.perf_counter() - started[0], cpu_seconds() - started[1]
 
-    plain()
-    ours()
+    if warm:
+        warm()
+    else:
+        plain()
+        ours()
     both = [(spent(plain), spent(ours)) for _ in range(pairs)]
     for i, clock in enumerate(("wall", "CPU")):
         seconds = [statistics.median(side[i] for side in column) for column in zip(*both, strict=True)]
@@ -76,11 +81,13 @@ class PlainFedAvg:
         self.nets = [copy.deepcopy(self.net) for _ in range(clients)]
         self.optimizers = [torch.optim.SGD(net.parameters(), LR) for net in self.nets]
 
-    def round(self) -> None:
+    def round(self, share: float = 1.0) -> None:
+        """`share`: of the clients that are trained."""
         for net in self.nets:
             for new, old in zip(self.net.parameters(), net.parameters(), strict=True):
                 old.data = new.data.clone()
-        for net, data, optimizer in zip(self.nets, self.data, self.optimizers, strict=True):
+        chosen = slice(max(1, int(share * len(self.nets))))
+        for net, data, optimizer in zip(self.nets[chosen], self.data[chosen], self.optimizers[chosen], strict=True):
             for x, y in DataLoader(data, BATCH, shuffle=True):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(net(x), y).backward()
@@ -103,7 +110,8 @@ def fedavg(pairs: int, clients: int) -> None:
         plain = PlainFedAvg(x, torch.from_numpy(held.dataset.labels), clients)
         method = {"name": "fedavg", "epochs": 1, "batch_size": BATCH, "lr": LR}
         with noise.rounds(folder, held, method=method, backbone="cnn", engine={"device": "cpu"}) as ours:
-            ratios(pairs, plain.round, ours)
+            share = min(1.0, 20 / clients)  # of the clients: enough for a warm-up
+            ratios(pairs, plain.round, ours, lambda: (plain.round(share), ours(share)))
 
 
 # ---- pFedPT in the manner of its authors

@@ -19,8 +19,8 @@ from promptfed.models import Model
 from promptfed.models.cnn import cnn
 from promptfed.models.vit import vit
 from promptfed.params import Params
-from promptfed.phases import Phase
-from promptfed.training import Samples, train
+from promptfed.phases import Optimizer, Phase
+from promptfed.training import Samples, Sgd, train
 from tiny import BODY, CLASSES, HEAD, IMAGE, PLAIN, ROUND, SEED, arrays, descend, numbers, plan, same, toy_host, work
 
 # ---- optimisers, against torch.optim on nn.Linear
@@ -69,6 +69,23 @@ def test_stacked_clients_of_unequal_sizes_equal_plain_pytorch_loops(kind: str) -
     for one, done in zip(block, run(method, block), strict=True):
         steps = plan(len(one.samples), 4, 2, client=one.client)
         same(done.params, numbers(pytorch(one.params, one.samples, steps, make)))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_our_sgd_is_that_of_torch_to_the_last_bit(momentum: float, decay: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    start = {"a": torch.randn(7, 5, generator=g), "b": torch.randn(3, generator=g)}
+    ours, theirs = ({n: p.clone().requires_grad_() for n, p in start.items()} for _ in range(2))
+    own = Sgd(Optimizer(lr=0.3, momentum=momentum, weight_decay=decay), ours)
+    peer = torch.optim.SGD(theirs.values(), 0.3, momentum, weight_decay=decay)
+    for _ in range(5):
+        for name in start:
+            ours[name].grad = theirs[name].grad = torch.randn(start[name].shape, generator=g)
+        own.step()
+        peer.step()
+    assert all(torch.equal(ours[name], theirs[name]) for name in start)
+    assert not torch.equal(ours["a"], start["a"])
 
 
 # ---- blocks

@@ -63,6 +63,28 @@ def evaluate(method: Method, model: Model, work: Work, params: Params, samples: 
         return _tally(each, model.classes)
 
 
+def evaluate_union(
+    method: Method, model: Model, work: Work, params: Params, parts: Iterable[Samples], sizes: Sequence[int]
+) -> list[Score]:
+    """How well one model does on each of several sets of samples of these sizes, which come one after another in parts:
+    each is a pass, whatever set its samples are of."""
+    ctx, seen = context(work, model), list[tuple[Tensor, Tensor]]()
+    with torch.no_grad():
+        for samples in parts:
+            seen += [(method.tuning.logits(model, params, batch, ctx), batch.y) for batch in chunks(samples)]
+    if not seen:
+        return [_tally([], model.classes) for _ in sizes]
+    logits, labels = (torch.split_with_sizes(torch.cat(values), list(sizes)) for values in zip(*seen, strict=True))
+    return [_tally([one], model.classes) for one in zip(logits, labels, strict=True)]
+
+
+def unions(method: Method) -> bool:
+    """Whether all clients that received the same have one model, whose predictions depend on nothing else of them."""
+    tuning, kind = method.tuning, type(method)
+    plain = type(tuning).logits is Tuning.logits and bool(tuning.feature_roles())
+    return plain and not method.personal and kind.start is Method.start and kind.assign is Method.assign
+
+
 class Pooled:
     """All clients' test data, on which every personal model is scored. Features are kept for the next model: personal
     ones often differ in their heads only."""

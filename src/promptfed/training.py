@@ -70,6 +70,7 @@ class Work:
     once: Params = field(default_factory=dict)
     private: Params = field(default_factory=dict)
     draws: tuple[int, ...] = ()  # seed, round and client
+    counts: tuple[Tensor, Tensor] | None = field(default=None, init=False)  # n and label_counts, once they are known
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,10 @@ def train(
             continue
         noise = [rng(seed, round, work.client, "noise", number) for work in block]
         views = [
-            drawn_views(work.samples, plan, rng(seed, round, work.client, "views", number))
+            drawn_views(work.samples, plan, partial(rng, seed, round, work.client, "views", number))
             for work, plan in zip(block, plans, strict=True)
         ]
-        generators = [rng(seed, round, work.client, "normal", number) for work in block]
-        normal = partial(normals, generators, block[0].samples.y.device)
-        local = LocalPhase(method, model, block, done, phase, normal)
+        local = LocalPhase(method, model, block, done, phase, _normals(seed, round, block, number))
         for indices, drawn in zip(zip_longest(*plans), zip_longest(*views), strict=True):
             local.step(indices, np.stack([g.random(2, np.float32) for g in noise]), drawn)
         done = local.final()
@@ -118,10 +117,17 @@ def _ended(method: Method, model: Model, work: Work, client: Trained, phase: Pha
         return replace(client, params=method.end_phase(client.params, context(work, model, phase, client.stats)))
 
 
-def normals(generators: Sequence[np.random.Generator], device: torch.device, *shape: int) -> Tensor:
+def _normals(seed: int, round: int, block: Sequence[Work], phase: int) -> Normal:
     """Standard normal numbers of each client of a block, (K, *shape), or (*shape) of one client."""
-    drawn = [g.standard_normal(shape, np.float32) for g in generators]
-    return _upload(np.stack(drawn) if len(drawn) > 1 else drawn[0], device)
+    generators: list[np.random.Generator] = []
+
+    def normal(*shape: int) -> Tensor:
+        if not generators:  # few methods ask
+            generators.extend(rng(seed, round, work.client, "normal", phase) for work in block)
+        drawn = [g.standard_normal(shape, np.float32) for g in generators]
+        return _upload(np.stack(drawn) if len(drawn) > 1 else drawn[0], block[0].samples.y.device)
+
+    return normal
 
 
 def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray]:
@@ -137,14 +143,16 @@ def batches(n: int, phase: Phase, g: np.random.Generator) -> Iterator[np.ndarray
                     return
 
 
-def drawn_views(samples: Samples, plan: Sequence[np.ndarray], g: np.random.Generator) -> Iterator[np.ndarray | None]:
+def drawn_views(
+    samples: Samples, plan: Sequence[np.ndarray], generator: Callable[[], np.random.Generator]
+) -> Iterator[np.ndarray | None]:
     """The views of the samples of each step. An epoch draws those of all samples in their order: a sample's view does
     not depend on its batch."""
-    left = 0  # samples of the epoch that are still to come
+    if samples.views is None:
+        yield from [None] * len(plan)
+        return
+    g, left = generator(), 0  # left: samples of the epoch that are still to come
     for index in plan:
-        if samples.views is None:
-            yield None
-            continue
         if not left:
             epoch, left = samples.views.draw(g), len(samples)
         left -= len(index)
@@ -229,7 +237,9 @@ class LocalPhase:
         def grad(at: Params) -> Params:
             value, stats = self.loss(self.state._replace(trained=at), batch)
             with full(value.device):
-                gradients = torch.autograd.grad(scale * value.sum(), list(at.values()), allow_unused=True)
+                total = value.sum() if value.ndim else value
+                whole = total if scale == 1 else scale * total
+                gradients = torch.autograd.grad(whole, list(at.values()), allow_unused=True)
             if not found:
                 found.append((value.detach(), stats))
             return {
@@ -264,14 +274,14 @@ class LocalPhase:
 
     def _resume_momentum(self) -> Params:
         """Gives SGD the momentum that clients have kept: zero for a client's first time. It is updated in place."""
-        found, names = {}, {id(p): name for name, p in self.state.trained.items()}
+        found: Params = {}
         for optimizer in self.optimizers:
-            for p in optimizer.param_groups[0]["params"]:
-                name = names[id(p)]
-                if self.phase.train[self.method.tuning.role(name)].kept:
-                    each = [c.momentum.get(name, torch.zeros_like(c.params[name])).clone() for c in self.before]
-                    found[name] = torch.stack(each) if len(each) > 1 else each[0]
-                    optimizer.state[p]["momentum_buffer"] = found[name]
+            if not isinstance(optimizer, Sgd) or not optimizer.settings.kept:
+                continue
+            for name in optimizer.moving:
+                each = [c.momentum.get(name, torch.zeros_like(c.params[name])).clone() for c in self.before]
+                found[name] = torch.stack(each) if len(each) > 1 else each[0]
+            optimizer.momentum = [found[name] for name in optimizer.moving]
         return found
 
     def _batch(self, indices: Sequence[np.ndarray | None], noise: Tensor, views: Sequence[np.ndarray | None]) -> Batch:
@@ -365,9 +375,9 @@ def _stack(states: Sequence[LocalState]) -> LocalState:
 
 def _concatenate(parts: list[Samples]) -> tuple[Samples, list[int]]:
     """The samples of all clients, and the place of each client's first one."""
-    offsets = [0, *np.cumsum([len(part) for part in parts]).tolist()][:-1]
     if len(parts) == 1:
-        return parts[0], offsets
+        return parts[0], [0]
+    offsets = [0, *np.cumsum([len(part) for part in parts]).tolist()][:-1]
     x, y = (torch.cat(values) for values in zip(*((p.x, p.y) for p in parts), strict=True))
     frozen = {name: torch.cat([p.frozen[name] for p in parts]) for name in parts[0].frozen}
     return Samples(x, y, parts[0].mean, parts[0].std, frozen, parts[0].views), offsets
@@ -407,9 +417,10 @@ def _take(values: Params, at: Tensor | slice) -> Params:
 
 
 def context(work: Work, model: Model, phase: Phase | None = None, stats: Params | None = None) -> Context:
-    y = work.samples.y
-    n, counts = torch.tensor(len(y), device=y.device), torch.bincount(y, minlength=model.classes)
-    return Context(work.down, work.memory, phase, n, counts, {}, stats or {}, work.once, work.private, work.draws)
+    if work.counts is None:
+        y = work.samples.y
+        work.counts = torch.tensor(len(y), device=y.device), torch.bincount(y, minlength=model.classes)
+    return Context(work.down, work.memory, phase, *work.counts, {}, stats or {}, work.once, work.private, work.draws)
 
 
 def _rows(active: list[bool], like: Tensor) -> Tensor:
@@ -417,15 +428,38 @@ def _rows(active: list[bool], like: Tensor) -> Tensor:
     return _upload(np.array(active), like.device).reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _optimizers(method: Method, phase: Phase, trained: Params) -> list[torch.optim.Optimizer]:
-    kinds: dict[Optimizer, list[Tensor]] = {}
+class Sgd:
+    """torch.optim.SGD to the last bit. What that does besides takes longer than the step of a small client."""
+
+    def __init__(self, settings: Optimizer, moving: Params) -> None:
+        self.settings, self.moving = settings, moving
+        self.momentum: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        o, moving = self.settings, list(self.moving.values())
+        descent = [p.grad for p in moving if p.grad is not None]
+        if o.weight_decay:
+            descent = list(torch._foreach_add(descent, moving, alpha=o.weight_decay))
+        if o.momentum:
+            if self.momentum:
+                torch._foreach_mul_(self.momentum, o.momentum)
+                torch._foreach_add_(self.momentum, descent)
+            else:
+                self.momentum = [d.clone() for d in descent]
+            descent = self.momentum
+        torch._foreach_add_(moving, descent, alpha=-o.lr)
+
+
+def _optimizers(method: Method, phase: Phase, trained: Params) -> list[torch.optim.Optimizer | Sgd]:
+    kinds: dict[Optimizer, Params] = {}
     for name, p in trained.items():
-        kinds.setdefault(phase.train[method.tuning.role(name)], []).append(p)
-    return [_optimizer(settings, tensors) for settings, tensors in kinds.items()]
+        kinds.setdefault(phase.train[method.tuning.role(name)], {})[name] = p
+    return [_optimizer(settings, moving) for settings, moving in kinds.items()]
 
 
-def _optimizer(o: Optimizer, tensors: list[Tensor]) -> torch.optim.Optimizer:
+def _optimizer(o: Optimizer, moving: Params) -> torch.optim.Optimizer | Sgd:
     if o.kind == "sgd":
-        return torch.optim.SGD(tensors, o.lr, o.momentum, weight_decay=o.weight_decay, foreach=True)
+        return Sgd(o, moving)
     kind = torch.optim.Adam if o.kind == "adam" else torch.optim.AdamW
-    return kind(tensors, o.lr, weight_decay=o.weight_decay, foreach=True)
+    return kind(moving.values(), o.lr, weight_decay=o.weight_decay, foreach=True)

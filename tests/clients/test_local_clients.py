@@ -13,12 +13,23 @@ import promptfed
 from limits import HANG
 from promptfed import UserError
 from promptfed.clients.local import LocalClients, Worker, write_frame
-from promptfed.clients.messages import Enroll, Recipient, Request, Train
+from promptfed.clients.messages import (
+    Answer,
+    Enroll,
+    EvaluateResult,
+    ModelScores,
+    Recipient,
+    Request,
+    SplitScore,
+    Train,
+)
 from promptfed.clients.wire import unpack
 from promptfed.runs import build
 from promptfed.runs import config as C
 from promptfed.testing import Case, Memory, begun, equal, tiny_federation
+from promptfed.tuning import Tuning
 
+AS_RECEIVED = {"as_of": 1, "pooled": False, "after_local": False}
 SMALL = {
     "dataset": {"name": "digits", "limit": 90, "size": 16},
     "partition": {"name": "dirichlet", "alpha": 1.0, "clients": 4, "min_samples": 5},
@@ -75,6 +86,72 @@ def test_stacked_clients_end_within_rounding(tmp_path):
     promptfed.run(**settings, out=tmp_path / "four", engine={"workers": 1, "block": 4})
     one, four = outcome(tmp_path / "one")[1], outcome(tmp_path / "four")[1]
     assert max(float((one[name] - four[name]).abs().max()) for name in one) <= 1e-5
+
+
+def test_many_clients_of_one_model_are_scored_in_full_batches(tmp_path, monkeypatch):
+    from promptfed import methods, models
+
+    model, federation = models.build("cnn", (3, 16, 16), 4, 0), tiny_federation(tmp_path, (2,) * 300)
+    case, sizes, logits = Case(methods.create("fedavg"), model, federation), [], Tuning.logits
+
+    def counted(self, model, params, batch, ctx):
+        sizes.append(len(batch.y))
+        return logits(self, model, params, batch, ctx)
+
+    sent = dict.fromkeys(range(300), begun(case))
+    with case.clients() as (clients, host):
+        alone = [LocalClients({i: 2}, [host]).evaluate({i: sent[i]}, **AS_RECEIVED)[0] for i in sent]
+        monkeypatch.setattr(Tuning, "logits", counted)
+        together = LocalClients(clients.sizes(), [host], unions=True).evaluate(sent, **AS_RECEIVED)
+    images = sum(len(site.val) + len(site.test) for site in federation.sites)
+    assert sum(sizes) == images
+    assert len(sizes) == 19, "two for 32 clients, which have 192 images, and one for the last 12"
+    for one, other in zip(alone, together, strict=True):
+        assert one.client == other.client
+        for part in ("val", "test"):
+            a, b = one.parts[part], other.parts[part]
+            assert (a.n, a.tp.tolist(), a.fp.tolist()) == (b.n, b.tp.tolist(), b.fp.tolist())
+        assert one.parts["test"].loss == pytest.approx(other.parts["test"].loss, rel=1e-5)
+
+
+def test_many_clients_are_scored_in_the_same_groups_by_any_number_of_hosts():
+    """Losses of a group depend on who is in it."""
+
+    def groups(clients, hosts, unions=True):
+        asked = []
+
+        def host(request, blobs):
+            asked.append((request.task.together, [to.client for to in request.clients]))
+            none = SplitScore(n=0, tp=[], fp=[], fn=[])
+            scores = ModelScores(val=none, test=none)
+            return Answer([EvaluateResult(client=to.client, passes=0, scores=scores) for to in request.clients], [])
+
+        engine = LocalClients(dict.fromkeys(range(clients), 1), [host] * hosts, unions=unions)
+        engine.evaluate({i: {} for i in range(clients)}, **AS_RECEIVED)
+        return sorted(asked)
+
+    assert groups(300, 1) == groups(300, 2) == groups(300, 7)
+    assert [len(group) for _, group in groups(300, 1)] == [32] * 9 + [12]
+    assert {len(group) for _, group in groups(3200, 2)} == {50}
+    assert all(together for together, _ in groups(300, 1))
+    assert not any(together for together, _ in [*groups(256, 1), *groups(300, 1, unions=False)])
+
+
+def test_a_small_client_costs_no_more_than_its_own_work(tmp_path, monkeypatch):
+    """Clients of one request read what they all receive once, and make generators for batches and their noise only."""
+    from promptfed import methods, models, training
+    from promptfed.clients import host
+
+    model = models.build("cnn", (3, 16, 16), 4, 0)
+    case = Case(methods.create("fedavg", {"epochs": 1}), model, tiny_federation(tmp_path, (3,) * 16))
+    state, made, read = begun(case), [], []
+    rng, unpacked = training.rng, host.unpack
+    monkeypatch.setattr(training, "rng", lambda *keys: made.append(keys[3]) or rng(*keys))
+    monkeypatch.setattr(host, "unpack", lambda blob: read.append(len(blob)) or unpacked(blob))
+    with case.clients() as (clients, _):
+        clients.train(dict.fromkeys(range(16), state), 1, score=False)
+    assert sorted(made) == ["batches"] * 16 + ["noise"] * 16
+    assert len(read) == 8, "requests of two clients"
 
 
 def test_fine_tuning_is_local_training_thrown_away(tmp_path):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from promptfed.clients.wire import pack, unpack
 
@@ -90,6 +90,17 @@ def test_the_safetensors_library_reads_a_blob_by_itself() -> None:
     found = load(pack(TENSORS, {"x": 1}))
     assert found.keys() == TENSORS.keys()
     assert torch.equal(found["float32"], TENSORS["float32"])
+
+
+@pytest.mark.parametrize("note", [{}, {"round": 1, "text": "ü"}])
+def test_fp32_is_packed_to_the_bytes_of_the_library(note: dict[str, object]) -> None:
+    """pack() writes them by itself."""
+    g = torch.Generator().manual_seed(0)
+    shapes = {"b.weight": (3, 2), "a": (5,), "scalar": (), "nothing": (0, 3), "ß\n": (1,), "odd": (7,)}
+    params = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    params["turned"] = params["b.weight"].T
+    plain = {name: p.clone(memory_format=torch.contiguous_format) for name, p in params.items()}
+    assert pack(params, note) == save(plain, {"promptfed": json.dumps(note, sort_keys=True)})
 
 
 def test_pickled_and_cut_off_bytes_are_refused() -> None:

@@ -11,7 +11,7 @@ from promptfed.methods import create
 from promptfed.models.clip import CLIP
 from promptfed.models.text import TextTower
 from promptfed.scoring import evaluate
-from promptfed.training import CHUNK, Samples, Work
+from promptfed.training import CHUNK, Samples, Work, context, train
 
 Passes = list[int]
 
@@ -54,6 +54,30 @@ def test_an_evaluation_of_many_batches_needs_one_pass_per_context(
     for _ in range(2):  # on validation data and on test data
         evaluate(method, model, Work(0, data, params, {}, {}), {n: p.clone() for n, p in params.items()}, data)
     assert len(passes) == expected
+
+
+def test_dp2fl_computes_its_losses_on_all_validation_sets_with_one_pass(model: CLIP, passes: Passes) -> None:
+    method, data = create("dp2fl", {"privacy": "open"}), many(1, model.embedding)
+    params = method.tuning.init(model, 0)
+    images = torch.rand(CHUNK + 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    sets = {name: {"x": images, "y": torch.arange(len(images)) % 3} for name in "012"}
+    with torch.no_grad():
+        losses = method.losses(model, params, sets, context(Work(0, data, params, {}, {}), model))
+    assert len(losses) == 3
+    assert len(passes) == 1
+
+
+def test_atpfl_refers_to_prompts_with_one_pass_for_all_clients_and_steps(model: CLIP, passes: Passes) -> None:
+    """Two clients in their first round: what they refer to is what they received. A step has a pass of its own."""
+    method = create("atpfl", {"epochs": 2, "batch_size": 4, "prompt_size": 2})
+    g = torch.Generator().manual_seed(1)
+    x, scale = torch.randint(0, 255, (8, 3, 32, 32), dtype=torch.uint8, generator=g), torch.full((3, 1, 1), 127.0)
+    data = Samples(x, torch.arange(8) % 3, scale, scale)
+    init = method.tuning.init(model, 0)
+    for client in range(2):
+        train(method, model, [Work(client, data, init, init, init)], method.schedule(1), 0, 1)
+    steps = 2 * 2 * 2
+    assert len(passes) == steps + 1
 
 
 def test_a_context_that_has_changed_in_place_is_computed_again(model: CLIP, passes: Passes) -> None:

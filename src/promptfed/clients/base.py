@@ -72,7 +72,7 @@ class Clients(Protocol):
     def close(self) -> None: ...
 
 
-_MANY = 256  # clients that are asked at once
+MANY = 256  # clients that are asked at once: more are many
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class MessageClients(Clients):
     def ask(self, task: M.Task, sent: Mapping[int, Params]) -> Iterator[Reply]:
         """Asks the largest clients first, so that no host is left with a long one at the end. Of many clients the last
         matters little: they are asked in their own order, in which the server adds up their updates."""
-        many = len(sent) > _MANY
+        many = len(sent) > MANY
         order = sorted(sent) if many else sorted(sent, key=lambda client: (-self._sizes[client], client))
         for reply in self.exchange(task, sent, order):
             if reply.result:

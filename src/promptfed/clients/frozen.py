@@ -45,7 +45,7 @@ class FrozenValues:
         views: FixedViews | None = None,
     ) -> None:
         self._tuning, self._model, self._dataset, self._device, self._views = tuning, model, dataset, device, views
-        self._files: dict[str, np.memmap] | None = None  # by the tuning's own name of a value
+        self._files: dict[str, np.ndarray] | None = None  # by the tuning's own name of a value
         one = {name: v.cpu().numpy() for name, v in self._forward(slice(0, 1)).items()}
         count = len(dataset if views is None else views)
         need = count * sum(v.nbytes for v in one.values())
@@ -68,7 +68,8 @@ class FrozenValues:
                     (folder / "meta.json").write_text(json.dumps({"of": dataset.name, "by": model.name}))
             os.utime(path)  # last used now
             named = {"known": "known.npy", **{name: f"{i}.npy" for i, name in enumerate(one)}}
-            self._files = {name: np.load(path / file, mmap_mode="r+") for name, file in named.items()}
+            # As plain arrays, of which single rows are faster to get.
+            self._files = {name: np.asarray(np.load(path / file, mmap_mode="r+")) for name, file in named.items()}
 
     @property
     def cached(self) -> bool:
@@ -86,7 +87,8 @@ class FrozenValues:
         if self._files is None:
             return self._anew(index)
         known = self._files["known"]
-        for chunk in np.unique(index[~known[index]] // CHUNK):
+        missing = index[~known[index]]
+        for chunk in np.unique(missing // CHUNK) if len(missing) else ():
             part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
             for name, v in self._forward(part).items():
                 self._files[name][part] = v.cpu().numpy()

@@ -22,9 +22,10 @@ from ..params import Params
 from ..phases import Context, Holdings
 from ..precision import Precision, reduced
 from ..privacy import Privacy, check_stats, randomness
-from ..scoring import Pooled, evaluate
+from ..scoring import Pooled, evaluate, evaluate_union, unions
 from ..secure.site import Masker, round_context
-from ..training import MOMENTUM, Samples, Trained, Work, chunks, context, train
+from ..training import CHUNK, MOMENTUM, Samples, Trained, Work, chunks, context, train
+from . import blocks
 from . import messages as M
 from .frozen import FrozenValues, normalisation
 from .store import Store
@@ -43,7 +44,7 @@ class Host:
     seed: int
     device: torch.device
     precision: Precision = "fp32"  # of passes through the model
-    block: int = 1  # clients that are trained together
+    block: int = 1  # clients that are trained together; 0: as many as the memory of the device holds
     frozen_bytes: float = 8e9  # disk space for cached outputs of frozen layers
     augment: Augment | None = None  # how training images vary
     drift: bool = False  # whether answers report how far parameters moved
@@ -73,7 +74,7 @@ class Host:
         begun, task = perf_counter(), request.task
         for digest, index in request.new.items():
             self.store.add(digest, blobs[index])
-        received = {to.blob: unpack(blobs[to.blob])[0] for to in request.clients}
+        received = {index: unpack(blobs[index])[0] for index in {to.blob for to in request.clients}}
         results: list[M.Result] = []
         answers: list[bytes] = []
         if isinstance(task, M.Enroll):
@@ -92,13 +93,17 @@ class Host:
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
-            parts = (request.clients[i : i + self.block] for i in range(0, len(request.clients), self.block))
-            blocks = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
+            if isinstance(task, M.Evaluate) and task.together and self._unions(task):
+                return M.Answer(self.evaluate_together(request.clients, received, as_of), [], perf_counter() - begun)
+            first = request.clients[0]
+            size = self.block or self._fitting(self.work(first.client, received[first.blob], as_of, first.once), as_of)
+            parts = (request.clients[i : i + size] for i in range(0, len(request.clients), size))
+            each = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
             if isinstance(task, M.Train):
-                trained, answers = self.train(blocks, task)
+                trained, answers = self.train(each, task)
                 results += trained
             else:
-                for block in blocks:
+                for block in each:
                     results += self.evaluate(block, as_of, task.pooled, task.after_local)
         return M.Answer(results, answers, perf_counter() - begun)
 
@@ -112,6 +117,14 @@ class Host:
         samples = self.training_samples(self.federation.sites[client].train)
         draws = (self.seed, as_of, client)
         return Work(client, samples, start, down, memory, P.to(kept, self.device), private, draws)
+
+    def _fitting(self, work: Work, round: int) -> int:
+        """The size of blocks by the memory that is free before the first one."""
+        if not len(work.samples):  # it says nothing of others
+            return 1
+        free = blocks.free_bytes(self.device)
+        self.block = blocks.fitting(self.method, self.model, work, self.method.schedule(round), free)
+        return self.block
 
     def remembers(self, client: int, as_of: int) -> tuple[Params, Params]:
         """-> private values, memory"""
@@ -176,7 +189,7 @@ class Host:
         settled = self.method.receive_second(received, private)
         self.store.put(round, {client: _stored(settled, memory)})
 
-    def train(self, blocks: Iterable[Sequence[Work]], task: M.Train) -> tuple[list[M.TrainResult], list[bytes]]:
+    def train(self, each: Iterable[Sequence[Work]], task: M.Train) -> tuple[list[M.TrainResult], list[bytes]]:
         """Trains one block after another. What they remember is stored in one transaction: each waits for the disk."""
         if (task.masks is None) != (self.masker is None):
             asked, here = ("false", "true") if self.masker else ("true", "false")
@@ -185,7 +198,7 @@ class Host:
         blobs: list[bytes] = []
         memories: dict[int, Params] = {}
         phases = self.method.schedule(task.round)
-        for block in blocks:
+        for block in each:
             done = train(self.method, self.model, block, phases, self.seed, task.round)
             for result, blob, remembered in self._answers(block, done, task):
                 results.append(result)
@@ -271,6 +284,26 @@ class Host:
             passes = trained[i].passes if trained else 0
             results.append(M.EvaluateResult(client=work.client, passes=passes, scores=scores, groups=groups))
         return results
+
+    def _unions(self, task: M.Evaluate) -> bool:
+        return not task.after_local and not task.pooled and unions(self.method)
+
+    def evaluate_together(
+        self, recipients: Sequence[M.Recipient], received: Mapping[int, Params], as_of: int
+    ) -> list[M.EvaluateResult]:
+        """Scores of the models as received, each on the union of the data of all that received it."""
+        found: dict[int, M.EvaluateResult] = {}
+        for blob, down in received.items():
+            clients = [to.client for to in recipients if to.blob == blob]
+            sites = [self.federation.sites[client] for client in clients]
+            held = [part for site in sites for part in (site.val, site.test)]
+            index, first = np.concatenate(held), self.work(clients[0], down, as_of)
+            parts = (self.samples(index[i : i + CHUNK]) for i in range(0, len(index), CHUNK))
+            each = evaluate_union(self.method, self.model, first, first.params, parts, list(map(len, held)))
+            for client, val, test in zip(clients, each[::2], each[1::2], strict=True):
+                scores = M.ModelScores(val=M.SplitScore.of(val, loss=False), test=M.SplitScore.of(test, loss=True))
+                found[client] = M.EvaluateResult(client=client, passes=0, scores=scores)
+        return [found[to.client] for to in recipients]
 
     def groups(self, work: Work, params: Params) -> list[list[int]] | None:
         """(groups, domains): how many test samples of each domain (or superclass) fall into each of the groups."""

@@ -24,19 +24,24 @@ from typing import IO, Any
 from .. import params as P
 from ..errors import UserError
 from ..params import Params
-from .base import MessageClients, Reply
+from .base import MANY, MessageClients, Reply
+from .blocks import MOST
 from .host import Host
-from .messages import RESULTS, Answer, Ask, Packing, Request, Task, Train, TrainResult
+from .messages import RESULTS, Answer, Ask, Evaluate, Packing, Request, Task, Train, TrainResult
 from .wire import unpack
 
 _SMALL = 8 << 20  # bytes of a model of which a process may hold several copies
+_ANSWERS = 256 << 20  # bytes of updates that a request may be answered with, where it need not have so many clients
+_MOST = 64  # clients in a request
 
 
 class LocalClients(MessageClients):
-    """Spreads what is asked over one or several hosts. Which one answers, and in which order, changes nothing."""
+    """Spreads what is asked over one or several hosts. Which one answers, and in which order, changes nothing.
+    `block`: clients that a host trains as one; 0: the host chooses. `unions`: of scoring.unions()."""
 
-    def __init__(self, sizes: dict[int, int], hosts: Sequence[Ask], block: int = 1) -> None:
+    def __init__(self, sizes: dict[int, int], hosts: Sequence[Ask], block: int = 1, unions: bool = False) -> None:
         super().__init__(sizes)
+        self._unions = unions
         self._block, self._all = block, list(hosts)
         self._hosts: SimpleQueue[Ask] = SimpleQueue()
         for host in hosts:
@@ -45,7 +50,11 @@ class LocalClients(MessageClients):
         self._threads = ThreadPoolExecutor(2 * len(hosts)) if len(hosts) > 1 else None
 
     def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
-        size = self._clients_per_request(task, sent, order)
+        if self._unions and isinstance(task, Evaluate) and not task.after_local and len(order) > MANY:
+            # Groups by the number of clients alone: losses must not depend on the number of hosts.
+            task, size = task.model_copy(update={"together": True}), max(32, min(_MOST, len(order) // 64))
+        else:
+            size = self._clients_per_request(task, sent, order)
         groups = [order[i : i + size] for i in range(0, len(order), size)]
         packing = Packing(task, sent, self._once, bytes)
 
@@ -68,10 +77,13 @@ class LocalClients(MessageClients):
 
     def _clients_per_request(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> int:
         """Few requests, but enough of them to keep all hosts busy: fewer where an answer is little work and small."""
-        most = 64
+        most = _MOST
         if isinstance(task, Train):
             most = 8 if order and P.nbytes(sent[order[0]]) <= _SMALL else 1
-        return max(self._block, min(most, -(-len(order) // (8 * len(self._all)))))
+        block = self._block
+        if not block:  # by memory, of which the host knows: as many as it can use and whose answers are not too large
+            block = max(1, min(MOST, _ANSWERS // max(P.nbytes(sent[order[0]]), 1))) if order else 1
+        return max(block, min(most, -(-len(order) // (8 * len(self._all)))))
 
     def close(self) -> None:
         if self._threads:

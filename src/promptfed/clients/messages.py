@@ -79,6 +79,8 @@ class Evaluate(Note):
     as_of: Round  # the client's state is that of the start of this round
     pooled: bool  # also on all clients' test data
     after_local: bool
+    # Clients that received the same are scored in batches of their union: losses then depend on who is asked at once.
+    together: bool | None = None
 
 
 class Keys(Note):

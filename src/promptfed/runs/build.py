@@ -27,6 +27,7 @@ from ..errors import Unsuited, UserError
 from ..method import Method
 from ..models import Model
 from ..params import Params
+from ..scoring import unions
 from ..secure.site import Masker
 from ..tuning import NEEDS_CLIP
 from . import protocols
@@ -201,7 +202,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         hosts = [make_host(parts, Store(folder / "clients"))]
     if steps.heard():
         tell_caching(parts)
-    return LocalClients(sizes, hosts, engine.block)
+    return LocalClients(sizes, hosts, _block(parts), unions(parts.method))
 
 
 def tell_caching(parts: Parts) -> None:
@@ -232,8 +233,14 @@ def worker_count(parts: Parts) -> int:
             )
         return 1
     able = sum(len(site.train) > 0 for site in parts.held.sites)
-    blocks = max(1, int(parts.config.fraction * able + 0.5) // engine.block)
+    blocks = max(1, int(parts.config.fraction * able + 0.5) // _block(parts))
     return min(engine.workers or cores(), blocks)
+
+
+def _block(parts: Parts) -> int:
+    """Clients that are trained as one; 0: as many as the memory of the accelerator holds."""
+    block = parts.config.engine.block
+    return block if block != "auto" else int(parts.device.type == "cpu")
 
 
 def cores() -> int:
@@ -273,7 +280,7 @@ def make_host(parts: Parts, store: Store, kind: Callable[..., Host] = Host) -> H
         seed=config.seed,
         device=parts.device,
         precision=config.engine.precision,
-        block=config.engine.block,
+        block=_block(parts),
         frozen_bytes=config.engine.frozen_gb * 1e9,
         augment=augment.configured(config.dataset),
         drift=config.eval.drift,

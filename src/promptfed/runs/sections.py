@@ -110,7 +110,11 @@ class Engine(Section):
         "fp32", description="of matrix products in passes through the model; what is trained stays in fp32"
     )
     workers: int = Field(0, ge=0, description="processes; 0: one per core on a CPU, one on an accelerator")
-    block: int = Field(1, ge=1, description="clients trained as one stacked computation (for accelerators)")
+    block: int | Literal["auto"] = Field(
+        1,
+        description="clients trained as one stacked computation (for accelerators); auto: on an accelerator as many as "
+        "its free memory holds, on a CPU one",
+    )
     frozen_gb: float = Field(8.0, ge=0, description="disk space in GB for cached outputs of frozen layers")
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...] = Field(
         (), description="experiment trackers to write to"
@@ -120,6 +124,13 @@ class Engine(Section):
     patience: float = Field(
         600.0, ge=0, description="between sites: seconds to wait for all; then only a resumed run goes on, without them"
     )
+
+    @field_validator("block", mode="before")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if value == "auto" or (str(value).isdecimal() and int(value) > 0):
+            return value
+        raise UserError(f"engine.block = {value} must be a positive number of clients, or auto")
 
     @field_validator("trackers", mode="before")
     @classmethod

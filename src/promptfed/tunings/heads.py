@@ -105,6 +105,9 @@ class HeadOnly(LinearHead, OnFeatures):
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return scaled(params, super().features(model, params, batch, ctx))
 
+    def feature_roles(self) -> tuple[str, ...]:
+        return (GIVEN,)
+
 
 def scaled(params: Params, features: Tensor, name: str = SCALE) -> Tensor:
     """(B, d) as the head sees them: unchanged where there is no scale."""
