@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+# Some virtual machines announce matrix instructions (AMX) that they cannot execute, and a product in bf16 ends the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Modules that tests share: a failed assertion shows its values, as in a test.
 pytest.register_assert_rewrite("analysed", "client_blocks", "deployment", "fitting", "loopback", "tiny")
