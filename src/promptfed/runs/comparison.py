@@ -214,7 +214,7 @@ class Outcome:
     results: dict[str, list[Result]]  # by label
     table: list[Table]  # the rows of table.json
     failed: list[tuple[Job, Exception]]
-    missing: list[str]  # runs that another process is making
+    missing: list[str]  # runs that another process is making, or that were not started
 
 
 def prepare(
