@@ -15,6 +15,7 @@ import pytest
 from limits import HANG
 from promptfed.cli.main import main
 from promptfed.clients.wire import unpack
+from promptfed.runs.record import Folder
 
 TINY = [
     "dataset.limit=90",
@@ -224,6 +225,35 @@ def test_only_adds_its_rows_to_the_table(promptfed, tmp_path):
     promptfed(*words, "avg")
     assert labels() == ["fedavg", "local"]
     assert "must be part of the label of a row" in promptfed(*words, "moon", code=1)
+
+
+def test_only_the_last_of_processes_that_share_a_comparison_draws(promptfed, tmp_path):
+    words = ["compare", "--methods", "fedavg,local", "rounds=1", *TINY, "--out", "both"]
+    other = Folder(tmp_path / "both" / "local-seed0")  # as if another process were making this run
+    said = promptfed(*words)
+    assert "not in the table, held by another process or not started: local-seed0" in " ".join(said.split())
+    assert not list((tmp_path / "both").glob("*.png"))
+    other.close()
+    assert "tables and pictures in both: comparison.png" in promptfed(*words)
+    assert (tmp_path / "both" / "comparison.png").exists()
+
+
+def test_a_comparison_of_claims_draws_them_alone(promptfed, tmp_path):
+    (tmp_path / "claims.toml").write_text("""
+[[compare.columns]]
+label = "here"
+claim = "averaging helps."
+ours = "averaged"
+[[compare.rows]]
+label = "averaged"
+method = { name = "fedavg", epochs = 1 }
+[[compare.rows]]
+label = "alone"
+method = { name = "local", epochs = 1 }
+""")
+    said = promptfed("compare", "claims.toml", "rounds=1", *TINY[:6], "engine.workers=1", "--out", "told")
+    assert "here: the claim " in said
+    assert [path.name for path in (tmp_path / "told").glob("*.png")] == ["claims.png"]
 
 
 def test_a_comparison_with_misfits_or_for_another_folder_trains_nothing(promptfed, tmp_path):

@@ -121,3 +121,9 @@ def test_files_that_cannot_be_read(tmp_path):
         C.read(tmp_path / "bad.toml")
     with pytest.raises(UserError, match='did you mean "quickstart"'):
         C.read("quickstrat")
+
+
+def test_a_folder_with_the_name_of_a_preset_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "papers").mkdir()
+    assert C.read("papers")["compare"]

@@ -224,6 +224,16 @@ def test_settings_of_the_optimiser_that_differ_are_beside_the_cost() -> None:
     }  # fmt: skip
 
 
+def test_rows_with_different_optimisers_are_told_how_to_get_one_unless_they_are_tuned() -> None:
+    def said(scale: str, *kinds: str) -> bool:
+        rows = {kind: [row(kind, SAME, config={"method": {"name": "x", "optimizer": kind}})] for kind in kinds}
+        return "Optimisers differ" in shown(tables.comparison(tables.table(rows, scale=scale)))
+
+    assert said("", "sgd", "adam")
+    assert not said("", "sgd")
+    assert not said("tuned: 4 trials per row on validation data", "sgd", "adam")
+
+
 def test_cells_of_the_csv_are_numbers(tmp_path: Path) -> None:
     results = {"a": [row("a", LOW), row("a", SAME, seed=1)], "b": [row("b", HIGH)]}
     results["b"][0].numbers["communication"] = {

@@ -103,16 +103,18 @@ def compare(
 
     with interruptible(again), display.bars(console):
         outcome = comparison.execute(plan, partial(comparison.live, console, len(jobs)))
-    if outcome.table:
+    if outcome.table and outcome.missing:  # the process that ends last has all of it, and draws
+        console.print(tables.comparison(outcome.table))
+    elif outcome.table:
         from ..report import draw_claims, draw_comparison  # slow to import, and not every command draws
 
-        drawn = draw_comparison(plan.folder, outcome.results, plan.layout)
         if verdicts := claims.judge(plan.claims, outcome.results, plan.layout):
             claims.save(verdicts, plan.folder / "claims.json")
             console.print(claims.show(verdicts))
-            drawn = [draw_claims(verdicts, plan.folder / "claims.png"), *drawn]
+            drawn = [draw_claims(verdicts, plan.folder / "claims.png")]
         else:
             console.print(tables.comparison(outcome.table))
+            drawn = draw_comparison(plan.folder, outcome.results, plan.layout)
         pictures = ", ".join(picture.name for picture in drawn)
         console.print(f"tables and pictures in {plan.folder}: {pictures}", soft_wrap=True)
     comparison.complain(outcome)

@@ -147,10 +147,10 @@ def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:
     return f"at the small scale of {name}: {data}, {rounds}; labels are those of the full scale"
 
 
-def collect(jobs: Sequence[Job], excused: set[Path]) -> dict[str, list[Result]]:
-    """What is done, by this process or another; a warning names what is not and ought to be."""
+def collect(jobs: Sequence[Job], excused: set[Path]) -> tuple[dict[str, list[Result]], list[str]]:
+    """What is done, by this process or another; and what is not and ought to be, which a warning names."""
     results: dict[str, list[Result]] = {}
-    missing = []
+    missing: list[str] = []
     for job in jobs:
         done = finished(job)
         if done:
@@ -159,7 +159,7 @@ def collect(jobs: Sequence[Job], excused: set[Path]) -> dict[str, list[Result]]:
             missing.append(job.folder.name)
     if missing:
         warnings.warn(f"not in the table, held by another process or not started: {', '.join(missing)}", stacklevel=2)
-    return results
+    return results, missing
 
 
 def finished(job: Job) -> Result | None:
@@ -214,6 +214,7 @@ class Outcome:
     results: dict[str, list[Result]]  # by label
     table: list[Table]  # the rows of table.json
     failed: list[tuple[Job, Exception]]
+    missing: list[str]  # runs that another process is making, or that were not started
 
 
 def prepare(
@@ -261,12 +262,12 @@ def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext
     failed = work(chosen, watch)
     # Rows that `only` leaves out are in the table too, where they are done.
     aside = {job.folder for job in plan.jobs} - {job.folder for job in chosen}
-    results = collect(plan.jobs, aside | {job.folder for job, _ in failed})
+    results, missing = collect(plan.jobs, aside | {job.folder for job, _ in failed})
     notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
     if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in results}:
         warnings.warn(f'--against = "{plan.against}" is not done: there are no differences to it', stacklevel=2)
     rows = tables.save(results, plan.folder, plan.layout, notes, plan.against, plan.asked) if results else []
-    return Outcome(results, rows, failed)
+    return Outcome(results, rows, failed, missing)
 
 
 def complain(outcome: Outcome) -> None:

@@ -255,7 +255,7 @@ def _value(text: str) -> Any:
 def read(source: str | Path) -> Table:
     """The tables of a TOML file, or of a preset by its name."""
     path = Path(source)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and not path.is_file():
         known = presets()
         if str(source) not in known:
             if str(source).split("+")[0] in {**methods.METHODS, **methods.ALIASES}:

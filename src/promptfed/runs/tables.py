@@ -36,6 +36,10 @@ APART = "References, to measure the others by, stand apart and are not ranked."
 CEILING = "to ceiling: points of local accuracy to the centralised reference."
 WORDS = "ahead, behind: the interval excludes zero. Each holds for its row alone, and for the column that it names."
 ONE_SEED = "There is one seed: the intervals are over clients only, and say nothing of other seeds."
+OPTIMISERS = (
+    "Optimisers differ: a method's default is that of its paper. For one optimiser in all rows: method.optimizer=adam "
+    "method.lr=0.001; to tune every row: --tune 12."
+)
 REPORT = "Which number to report: docs/concepts.md, What to report."
 TITLE = "accuracy in %, of the last round; local: mean over clients"
 
@@ -219,9 +223,7 @@ def differences(rows: Sequence[Table]) -> list[Sheet]:
 
 def cost(rows: Sequence[Table]) -> Sheet:
     """Bytes and passes; and the settings of the optimiser that are not the same in every row."""
-    ranked = [row["settings"] for row in rows if "reference" not in row]
-    keys = dict.fromkeys(key for settings in ranked for key in settings)
-    differ = [key for key in keys if len({str(settings.get(key)) for settings in ranked}) > 1]
+    differ = differing(rows)
     lines = [
         (
             *(row["label"], size(row["bytes"]), count(row["passes"]), count(row["adapt_passes"])),
@@ -234,6 +236,13 @@ def cost(rows: Sequence[Table]) -> Sheet:
     return Sheet(title, heads, lines, sum("reference" in row for row in rows)).without(_ALIKE)
 
 
+def differing(rows: Sequence[Table]) -> list[str]:
+    """Settings of the optimiser that are not the same in every row."""
+    ranked = [row["settings"] for row in rows if "reference" not in row]
+    keys = dict.fromkeys(key for settings in ranked for key in settings)
+    return [key for key in keys if len({str(settings.get(key)) for settings in ranked}) > 1]
+
+
 def notes(rows: Sequence[Table], whole: bool = True) -> list[str]:
     """What is to be known of the numbers, below the tables. `whole`: they have more than one accuracy."""
     paired = [row["against"] for row in rows if "mean" in row.get("against", {})]
@@ -244,6 +253,7 @@ def notes(rows: Sequence[Table], whole: bool = True) -> list[str]:
         APART: any("reference" in row for row in rows),
         CEILING: whole and any("to_ceiling" in row for row in rows),
         WORDS: bool(paired),
+        OPTIMISERS: whole and "optimizer" in differing(rows) and "tuned" not in rows[0].get("scale", ""),
         ONE_SEED: bool(paired) and all(found["seeds"] == 1 for found in paired),
         REPORT: True,
     }
