@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-# Some virtual machines announce matrix instructions (AMX) that they cannot execute, and a product in bf16 ends the process.
+# Some virtual machines announce matrix instructions (AMX) that they cannot execute: a product in bf16 ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Modules that tests share: a failed assertion shows its values, as in a test.

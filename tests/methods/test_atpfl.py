@@ -12,7 +12,9 @@ from promptfed.methods import create
 from promptfed.models.clip import CLIP
 from promptfed.params import Params, numel
 from promptfed.phases import Batch, Context, Update
+from promptfed.runs import config as C
 from promptfed.training import Samples, Work, train
+from tiny import linear
 
 NAMES = ("circle", "square", "star")
 MODEL = models.build("clip-mini", (3, 32, 32), 3, 0, NAMES)
@@ -114,17 +116,19 @@ def test_in_the_first_round_the_contrast_has_no_direction() -> None:
 
 
 def test_the_learning_rate_falls_along_a_cosine_over_rounds() -> None:
-    method = create("tpfl", {**SMALL, "cosine_rounds": 4})
+    method = create("tpfl", {**SMALL, "lr": 1e-3, "cosine_rounds": 4})
     rates = [method.schedule(round)[0].train["body"].lr for round in range(1, 7)]
     cosine = [1e-3 * (1 + math.cos(math.pi * t / 4)) / 2 for t in (0, 1, 2, 3, 3, 3)]
     assert rates == pytest.approx(cosine)
-    still = create("tpfl", {**SMALL, "cosine_rounds": 0})
+    still = create("tpfl", {**SMALL, "lr": 1e-3, "cosine_rounds": 0})
     assert {still.schedule(round)[0].train["body"].lr for round in (1, 9)} == {1e-3}
 
 
-def test_published_sizes() -> None:
-    """A frame of 30 pixels at 224 px: 69,840 parameters; 16 context vectors."""
-    method = create("tpfl")
+@pytest.mark.parametrize("name", ["tpfl", "atpfl"])
+def test_published_settings(name: str) -> None:
+    """A frame of 30 pixels at 224 px: 69,840 parameters; 16 context vectors. By name alone, both have the optimiser of
+    all others on frozen models, so that a comparison is not one of optimisers."""
+    method = C.make(C.read(name)).method.method
     model = models.clip.clip(
         (3, 224, 224), 0, patch=32, width=8, depth=1, heads=1, text_width=8, text_depth=1, text_heads=1,
         vocabulary=8, context_length=24, embedding=8,
@@ -135,6 +139,14 @@ def test_published_sizes() -> None:
     assert (method.lr, method.optimizer, method.cosine_rounds, method.epochs, method.batch_size) == (
         1e-3, "adam", 20, 5, 32,
     )  # fmt: skip
+    shared = ("optimizer", "lr", "momentum", "weight_decay", "cosine_rounds", "epochs", "batch_size")
+    assert [getattr(create(name), key) for key in shared] == [getattr(create("promptfl"), key) for key in shared]
+
+
+@pytest.mark.parametrize(("size", "side"), [(224, 30), (112, 15), (96, 13), (32, 4), (5, 1)])
+def test_a_frame_is_as_wide_in_proportion_on_smaller_images(size: int, side: int) -> None:
+    assert create("tpfl").tuning.side(linear(image=(3, size, size))) == side
+    assert create("tpfl", {"prompt_size": 2}).tuning.side(linear(image=(3, size, size))) == 2
 
 
 def test_training_moves_both_prompts_and_remembers_them() -> None:

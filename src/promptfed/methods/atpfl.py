@@ -6,18 +6,19 @@ N(0, .02)), the temperature and weight of Eq. 4, the local epochs and the batch 
 was taken.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import Batch, Context, Method, Model, Params
+from .. import Batch, Context, Model, Params
 from ..seeding import torch_rng
 from ..tuning import Family, as_clip
 from ..tunings.pixels import Pixels
 from ..tunings.text import TextContext
 from .moon import contrast
+from .on_frozen import OnFrozen
 
 
 class Twin(Pixels, TextContext):
@@ -28,7 +29,13 @@ class Twin(Pixels, TextContext):
     family = Family.BOTH
     uncached = "a prompt changes what enters the model"
 
-    prompt_size: int = Field(30, ge=1, description="width of the frame or side of the patch, in pixels (p)")
+    prompt_size: int = Field(
+        0, ge=0, description="width of the frame or side of the patch, in pixels (p); 0: 30 of 224, in proportion"
+    )
+    prompt_scale: float = Field(0.02, gt=0, description="standard deviation of the prompt's initial values")
+
+    def side(self, model: Model) -> int:
+        return self.prompt_size or max(1, round(30 / 224 * min(model.image[1:])))
 
     def check(self, model: Model) -> None:
         super().check(model)
@@ -36,7 +43,7 @@ class Twin(Pixels, TextContext):
 
     def init(self, model: Model, seed: int) -> Params:
         pixels = self.pixels(model, torch_rng(seed, "pixel prompt"))
-        return {**super().init(model, seed), **{name: 0.02 * p for name, p in pixels.items()}}
+        return {**super().init(model, seed), **pixels}
 
     def frozen_name(self, model: Model) -> str:
         return ""
@@ -45,17 +52,13 @@ class Twin(Pixels, TextContext):
         return model.features(model.weights, batch.x + self.canvas(model, params, batch.noise))
 
 
-class Tpfl(Method):
+class Tpfl(OnFrozen):
     """Both prompts are trained by cross-entropy and averaged by numbers of samples (Eq. 3)."""
 
     paper = "Zhao et al., UbiComp/ISWC Adjunct 2023"
     tuned = Twin
 
     tuning: Twin = Field(default_factory=Twin, description="what is trained")
-    batch_size: int = Field(32, ge=1, description="samples per step")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("adam", description="local optimiser")
-    lr: float = Field(1e-3, gt=0, description="local learning rate")
-    cosine_rounds: int = Field(20, ge=0, description="rounds in which the learning rate falls to zero; 0: it stays")
 
 
 class Atpfl(Tpfl):

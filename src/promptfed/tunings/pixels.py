@@ -27,19 +27,23 @@ class Pixels(BaseModel):
     def draws(self) -> bool:
         return self.prompt == "random-patch"
 
+    def side(self, model: Model) -> int:
+        """p"""
+        return self.prompt_size
+
     def check_pixels(self, model: Model) -> None:
         _, height, width = model.image
         most = (min(height, width) - 1) // (2 if self.prompt == "padding" else 1)
-        if self.prompt_size > most:
+        if self.side(model) > most:
             raise UserError(
-                f'method.prompt_size = {self.prompt_size} covers the whole image: a "{self.prompt}" prompt on '
+                f'method.prompt_size = {self.side(model)} covers the whole image: a "{self.prompt}" prompt on '
                 f"{height}x{width} pixels may be 1 to {most}"
             )
 
     def pixels(self, model: Model, g: torch.Generator) -> Params:
-        """Normally distributed: N(0, 1) as published, which hides what a pretrained model would see; N(0, .02^2) does not."""
+        """Normally distributed. pFedPT's N(0, 1) hides what a pretrained model would see, a scale of .02 does not."""
         channels, height, width = model.image
-        p = self.prompt_size
+        p = self.side(model)
         if self.prompt != "padding":  # C p^2 parameters
             return {"prompt.patch": self.prompt_scale * torch.randn(channels, p, p, generator=g)}
         sides = {"top": (p, width), "bottom": (p, width), "left": (height - 2 * p, p), "right": (height - 2 * p, p)}
@@ -52,7 +56,7 @@ class Pixels(BaseModel):
     def canvas(self, model: Model, params: Params, noise: Tensor) -> Tensor:
         """The prompt as an image (C, H, W), zero elsewhere. noise (2,) in [0, 1) places a random patch."""
         channels, height, width = model.image
-        p = self.prompt_size
+        p = self.side(model)
         if self.prompt == "padding":
             hole = params["prompt.left"].new_zeros(channels, height - 2 * p, width - 2 * p)
             middle = torch.cat([params["prompt.left"], hole, params["prompt.right"]], dim=2)
