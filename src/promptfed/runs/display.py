@@ -71,7 +71,7 @@ class Shown:
 
     def start(self) -> None:
         if self._screen:
-            self._screen.start()
+            self._screen.start(refresh=True)  # at once: the work may be over before the next drawing
         else:
             self._due = time.monotonic() + min(FIRST, QUIET)
             Thread(target=self._go_on, daemon=True).start()
