@@ -4,7 +4,7 @@ commit in kept.json.
 python scripts/keep_results.py runs/NAME experiments/PAPER/NAME --replace /my/data=cifar10
 
 A line has the run's `label` and `seed`, its `result` (result.json) and its `rounds` (rounds.jsonl without the scores of
-single clients; those of the last round are in the result).
+single clients; those of the last round are in the result). With --brief a line has no rounds.
 """
 
 import argparse
@@ -24,14 +24,21 @@ def main() -> None:
     parser.add_argument("comparison", type=Path, help="the folder of a finished comparison")
     parser.add_argument("kept", type=Path, help="the folder to write")
     parser.add_argument("--replace", action="append", default=[], metavar="OLD=NEW", help="in everything written")
+    parser.add_argument("--brief", action="store_true", help="without rounds")
+    parser.add_argument("--commit", help="of the code that made the runs, if it is not this")
     given = parser.parse_args()
-    keep(given.comparison, given.kept, dict(pair.split("=", 1) for pair in given.replace))
+    replace = dict(pair.split("=", 1) for pair in given.replace)
+    keep(given.comparison, given.kept, replace, brief=given.brief, made_by=given.commit)
 
 
-def keep(comparison: Path, kept: Path, replace: Mapping[str, str]) -> None:
+def keep(
+    comparison: Path, kept: Path, replace: Mapping[str, str], brief: bool = False, made_by: str | None = None
+) -> None:
     texts = {name: (comparison / name).read_text() for name in ("table.md", "table.json")}
     labels = [row["label"] for row in json.loads(texts["table.json"])]
-    texts["results.jsonl"] = "".join(json.dumps(run) + "\n" for label in labels for run in runs(comparison, label))
+    texts["results.jsonl"] = "".join(
+        json.dumps(run) + "\n" for label in labels for run in runs(comparison, label, brief)
+    )
     for name, text in texts.items():
         for old, new in replace.items():
             text = text.replace(old, new)
@@ -42,7 +49,7 @@ def keep(comparison: Path, kept: Path, replace: Mapping[str, str]) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     for name, text in {
         **texts,
-        "kept.json": json.dumps({"date": str(date.today()), "commit": commit()}) + "\n",
+        "kept.json": json.dumps({"date": str(date.today()), "commit": made_by or commit(), "brief": brief}) + "\n",
     }.items():
         (kept / name).write_text(text)
 
@@ -56,12 +63,12 @@ def commit() -> str | None:
         return None
 
 
-def runs(comparison: Path, label: str) -> list[dict[str, Any]]:
+def runs(comparison: Path, label: str, brief: bool) -> list[dict[str, Any]]:
     """The finished runs of a row, by seed."""
     found = []
     for file in comparison.glob(f"{Row(label, {}, ()).slug}-seed*/result.json"):
         result = json.loads(file.read_text())
-        lines = (file.parent / "rounds.jsonl").read_text().splitlines()
+        lines = (file.parent / "rounds.jsonl").read_text().splitlines() if not brief else []
         rounds = [{name: _summary(value) for name, value in json.loads(line).items()} for line in lines]
         found.append({"label": label, "seed": result["seed"], "result": result, "rounds": rounds})
     return sorted(found, key=lambda run: run["seed"])

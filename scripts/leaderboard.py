@@ -9,11 +9,8 @@ experiments/leaderboard. Each has a section (in a comparison with columns, one p
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from scipy.special import stdtrit
 
 from promptfed import files
 from promptfed.errors import UserError
@@ -21,10 +18,9 @@ from promptfed.method import Method
 from promptfed.methods import ALIASES, METHODS, create
 from promptfed.methods.overview import REFERENCES, family
 from promptfed.runs import comparison, tables
-from promptfed.runs.cells import size
+from promptfed.runs.cells import percent, size
 from promptfed.runs.protocols import Protocol, wanted
 from promptfed.runs.sheets import Sheet, markdown
-from promptfed.runs.statistics import LEVEL
 from promptfed.tuning import Family
 
 ROOT = Path(__file__).parents[1]
@@ -36,8 +32,8 @@ Methods of the catalogue on the same federations, grouped by what they tune. In 
 clients come first, ranked by global accuracy, then those with a model per client, ranked by local accuracy.
 `make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
 
-Accuracy in % on test data, of the models as the server sends them after the last round; ±: half of the 95 % interval
-of the mean over seeds (Student's t), none with one seed. local: mean over clients, each on its own test data; worst:
+Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
+as in all tables, none with one seed. local: mean over clients, each on its own test data; worst:
 the worst client; global: all clients' test data; newcomers: local of clients that never trained; bytes: per client and
 round, both ways.
 """
@@ -102,9 +98,9 @@ def overview(found: Sequence[Board]) -> Sheet:
         cells = [board.title]
         for models, key in (("one", "global"), ("own", "local")):
             first = next((one for one in ranked if one.row["models"] == models and one.row[key]), None)
-            cells.append(f"{first.label} {interval(first.row[key], first.row['seeds'])}" if first else "-")
+            cells.append(f"{first.label} {percent(first.row[key])}" if first else "-")
         references = (one for one in board.entries if one.method.reference)
-        cells.append(", ".join(f"{one.label} {interval(one.row['local'], 1)}" for one in references) or "-")
+        cells.append(", ".join(f"{one.label} {percent(one.row['local'])}" for one in references) or "-")
         lines.append(tuple(cells))
     heads = ("federation", "first of one model for all, global", "first of own models, local", "references, local")
     return Sheet("At a glance", heads, lines)
@@ -153,18 +149,10 @@ def lines(
             group = one.group
             found.append((f"*{group}*", *[""] * (len(heads) - 1)))
         row = one.row
-        scores = (interval((row.get(under, {}) if under else row).get(key), row["seeds"]) for key in keys)
+        scores = (percent((row.get(under, {}) if under else row).get(key)) for key in keys)
         label = one.label + " (no update used)" * bool(row.get("unused"))
         found.append((label, row["models"], str(row["seeds"]), *scores, size(row["bytes"])))
     return heads, found
-
-
-def interval(found: Mapping[str, Any] | None, seeds: int) -> str:
-    """The mean over seeds and half of its interval, in per cent."""
-    if found is None:
-        return "-"
-    half = stdtrit(seeds - 1, (1 + LEVEL) / 2) * found["std"] / sqrt(seeds) if found["std"] is not None else None
-    return f"{100 * found['mean']:.1f}" + (f" ±{100 * half:.1f}" if half is not None else "")
 
 
 def settings(entries: Sequence[Entry]) -> Iterator[str]:

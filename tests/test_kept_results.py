@@ -62,6 +62,18 @@ def test_a_comparison_is_kept_and_read_back(tmp_path):
         assert [line["clients"] for line in kept_lines] == [[0, 1]] * 2, "who took part"
 
 
+def test_brief_results_have_a_table_and_no_rounds(tmp_path):
+    settings = {"dataset": {"name": "digits", "limit": 60}, "partition": {"name": "iid", "clients": 2}, "rounds": 1}
+    promptfed.compare(
+        methods=["fedavg"], out=tmp_path / "runs", method={"epochs": 1}, engine={"workers": 1}, **settings
+    )
+    keep(tmp_path / "runs", tmp_path / "kept", {}, brief=True, made_by="0123abc")
+    assert json.loads((tmp_path / "kept" / "kept.json").read_text())["commit"] == "0123abc"
+    results, rounds = read(tmp_path / "kept")
+    assert rounds == {("fedavg", 0): []}
+    assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
+
+
 def test_no_path_of_the_machine_is_kept(tmp_path):
     run = tmp_path / "runs" / "fedavg-ft-seed0"
     run.mkdir(parents=True)
@@ -92,6 +104,8 @@ def test_kept_results_make_the_kept_table(folder):
     ]  # of the command, not the runs
     assert [{key: remade[row["label"]][key] for key in row} for row in rows] == rows
     assert set(remade) == {row["label"] for row in rows}
+    file = ROOT / folder / "kept.json"
+    brief = file.exists() and json.loads(file.read_text()).get("brief", False)
     for label, runs in results.items():
         for run in runs:
-            assert len(rounds[label, run.numbers["seed"]]) == run.numbers["rounds"]
+            assert len(rounds[label, run.numbers["seed"]]) == (0 if brief else run.numbers["rounds"])

@@ -76,15 +76,14 @@ def test_a_classical_method_names_what_it_tunes(tmp_path):
     assert "| scaffold+head | one | 3 | 46.7" in page([folder])
 
 
-def test_seeds_have_an_interval_and_the_page_says_how_results_were_made(tmp_path):
+def test_seeds_have_a_deviation_and_the_page_says_how_results_were_made(tmp_path):
     def vary(result, seed):
         result["metrics"]["aggregated"]["last"]["local"]["mean"] = 0.5 + 0.01 * seed
 
     folder = kept(tmp_path / "kept", vary, lambda row: {**row, "scale": "tuned: 4 trials per row on validation data"})
     (folder / "kept.json").write_text('{"date": "2026-11-17", "commit": "0123abc"}')
     text = page([folder])
-    # Student's t with two degrees of freedom is 4.303; the deviation is 1 point: 4.303 / sqrt(3) = 2.5
-    assert "| Head-Tune | one | 3 | 51.0 ±2.5 |" in text
+    assert "| Head-Tune | one | 3 | 51.0 ±1.0 |" in text  # of 50, 51 and 52
     assert "- Tuned: 4 trials per row on validation data.\n- Results of 2026-11-17, commit 0123abc.\n" in text
 
 
