@@ -34,10 +34,10 @@ from .board import Board, percent
 from .workers import Ended, Job, Pool, Round
 
 RANKING, CHOSEN, LOG = "choice.json", "chosen.toml", "workers.log"
-# Different ideas, cheap ones first: nothing trained, a head, no federation, a shared prompt, private heads, prompts of
-# groups, personal prompts that the server makes.
+# Different ideas, cheap ones first: nothing trained, a head, no federation, a shared prompt, private heads, low-rank
+# updates, prompts of groups, personal prompts that the server makes.
 _FOR_CLIP = ("zero-shot", "class-mean", "promptfl", "local+promptfl", "tpfl", "dp2fl")
-_FOR_VIT = ("class-mean", "head-tune", "local+head", "fedvpt", "fedper+vpt", "sgpt", "pfedpg")
+_FOR_VIT = ("class-mean", "head-tune", "local+head", "fedvpt", "fedper+vpt", "flexlora", "sgpt", "pfedpg")
 _FROM_SCRATCH = ("local", "fedavg", "fedper", "fedavg+ft", "pfedpt")
 _FACTORS = (1.0, 3.0, 1 / 3, 10.0, 0.1)  # of all learning rates of a method
 _PROBE = 2  # rounds that tell what a round costs: the first one also fills caches
