@@ -139,7 +139,7 @@ def on_meta(phase: LocalPhase, method: Any, model: Model) -> None:
     s = phase.samples
     phase.samples = Samples(*there((s.x, s.y, s.mean, s.std, s.frozen)))
     phase.state, phase.extra, phase.loss_sums = there(phase.state), there(phase.extra), there(phase.loss_sums)
-    phase.optimizers = training._optimizers(method, phase.phase, phase.state.trained)
+    phase.optimizers = training.optimizers(method, phase.phase, phase.state.trained)
 
 
 STEPS = [

@@ -18,9 +18,10 @@ from promptfed.methods import create
 from promptfed.models import Model
 from promptfed.models.cnn import cnn
 from promptfed.models.vit import vit
+from promptfed.optimizers import Sgd
 from promptfed.params import Params
 from promptfed.phases import Optimizer, Phase
-from promptfed.training import Samples, Sgd, train
+from promptfed.training import Samples, train
 from tiny import BODY, CLASSES, HEAD, IMAGE, PLAIN, ROUND, SEED, arrays, descend, numbers, plan, same, toy_host, work
 
 # ---- optimisers, against torch.optim on nn.Linear

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from . import Batch, Context, Method, Model, Optimizer, Params, Phase
+from . import Batch, Context, Method, Model, Params, Phase
 from . import params as P
+from .optimizers import Sgd, optimizers
 from .phases import Normal
 from .precision import full, loss_scale
 from .seeding import rng
@@ -219,7 +220,7 @@ class LocalPhase:
             p.requires_grad_()
         loss = partial(client_loss, method, model, phase, block[0].once)
         self.loss = vmap(loss, in_dims=(0, _STACKED)) if len(block) > 1 else loss
-        self.optimizers = _optimizers(method, phase, self.state.trained)
+        self.optimizers = optimizers(method, phase, self.state.trained)
         self.momentum = self._resume_momentum()
         self.loss_sums = torch.zeros(len(block), device=self.samples.y.device)
         self.drawn = np.zeros(len(block), np.int64)
@@ -426,40 +427,3 @@ def context(work: Work, model: Model, phase: Phase | None = None, stats: Params 
 def _rows(active: list[bool], like: Tensor) -> Tensor:
     """(K,) booleans, shaped to select rows of a stacked tensor."""
     return _upload(np.array(active), like.device).reshape(-1, *[1] * (like.ndim - 1))
-
-
-class Sgd:
-    """torch.optim.SGD to the last bit. What that does besides takes longer than the step of a small client."""
-
-    def __init__(self, settings: Optimizer, moving: Params) -> None:
-        self.settings, self.moving = settings, moving
-        self.momentum: list[Tensor] = []
-
-    @torch.no_grad()
-    def step(self) -> None:
-        o, moving = self.settings, list(self.moving.values())
-        descent = [p.grad for p in moving if p.grad is not None]
-        if o.weight_decay:
-            descent = list(torch._foreach_add(descent, moving, alpha=o.weight_decay))
-        if o.momentum:
-            if self.momentum:
-                torch._foreach_mul_(self.momentum, o.momentum)
-                torch._foreach_add_(self.momentum, descent)
-            else:
-                self.momentum = [d.clone() for d in descent]
-            descent = self.momentum
-        torch._foreach_add_(moving, descent, alpha=-o.lr)
-
-
-def _optimizers(method: Method, phase: Phase, trained: Params) -> list[torch.optim.Optimizer | Sgd]:
-    kinds: dict[Optimizer, Params] = {}
-    for name, p in trained.items():
-        kinds.setdefault(phase.train[method.tuning.role(name)], {})[name] = p
-    return [_optimizer(settings, moving) for settings, moving in kinds.items()]
-
-
-def _optimizer(o: Optimizer, moving: Params) -> torch.optim.Optimizer | Sgd:
-    if o.kind == "sgd":
-        return Sgd(o, moving)
-    kind = torch.optim.Adam if o.kind == "adam" else torch.optim.AdamW
-    return kind(moving.values(), o.lr, weight_decay=o.weight_decay, foreach=True)
