@@ -31,7 +31,8 @@ HEAD = """# Leaderboard
 Methods of the catalogue on the same federations, grouped by what they tune. In a group, methods with one model for all
 clients come first, ranked by global accuracy, then those with a model per client, ranked by local accuracy.
 `make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
-They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on Office-Caltech10.
+They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on
+Office-Caltech10.
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
 as in all tables, none with one seed. local: mean over clients, each on its own test data; worst:
