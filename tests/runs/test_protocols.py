@@ -20,6 +20,7 @@ from promptfed.models import CLIP, Model, build
 from promptfed.report.page import write
 from promptfed.runs import build as B
 from promptfed.runs import config as C
+from promptfed.runs import unseen
 from promptfed.runs.api import Result
 from promptfed.runs.opened import Run
 from promptfed.runs.protocols import PROTOCOLS, accuracies, served
@@ -138,6 +139,25 @@ def test_untrained_models_are_scored_by_the_names_of_the_classes(tmp_path: Path,
     expected = zero_shot(other.classes, other.images, other.labels)
     assert told["cross_dataset"] == {str(other.path): pytest.approx(expected)}
     assert found["dataset"]["classes"] == 12
+
+
+def test_other_datasets_may_be_limited(tmp_path: Path, data: Dataset, other: Dataset) -> None:
+    asked = {"datasets": [str(other.path)], "limit": 6}
+    found = run(method="zero-shot", dataset=data, eval=asked, out=tmp_path / "run", **SHAPES).numbers
+    at = unseen.to_test(other, 6)
+    assert np.bincount(other.labels[at]).tolist() == [2, 2, 2]
+    expected = zero_shot(other.classes, other.images[at], other.labels[at])
+    assert found["protocols"]["cross_dataset"] == {str(other.path): pytest.approx(expected)}
+
+
+def test_a_limit_takes_test_images_only(other: Dataset) -> None:
+    split = np.where(np.arange(30) < 12, 2, 0)
+    divided = replace(other, split=split)
+    assert unseen.to_test(divided, None).tolist() == list(range(12))
+    limited = unseen.to_test(divided, 6)
+    assert len(limited) == 6
+    assert set(limited) < set(range(12))
+    assert unseen.to_test(divided, 100).tolist() == list(range(12))
 
 
 def test_own_models_are_averaged(personal: Result, data: Dataset) -> None:

@@ -76,15 +76,20 @@ class Source(Labels):
 
     def subset(self, limit: int) -> "Source":
         """A stratified subset that depends on nothing but `limit` and the labels."""
-        n = len(self)
-        if limit >= n:
-            return self
-        rng = np.random.default_rng([limit, n])
-        order = rng.permutation(n)
-        order = order[np.argsort(self.labels[order], kind="stable")]  # by class, random within
-        # every n/limit-th of them: each class gets its share to within one image
-        at = np.minimum((np.arange(limit) + rng.random()) * n / limit, n - 1).astype(np.int64)
-        return self.take(np.sort(order[at]))
+        return self if limit >= len(self) else self.take(stratified(self.labels, limit))
+
+
+def stratified(labels: np.ndarray, limit: int) -> np.ndarray:
+    """Which ones are a stratified subset, always the same; all of them if they are no more."""
+    n = len(labels)
+    if limit >= n:
+        return np.arange(n)
+    rng = np.random.default_rng([limit, n])
+    order = rng.permutation(n)
+    order = order[np.argsort(labels[order], kind="stable")]  # by class, random within
+    # every n/limit-th of them: each class gets its share to within one image
+    at = np.minimum((np.arange(limit) + rng.random()) * n / limit, n - 1).astype(np.int64)
+    return np.sort(order[at])
 
 
 def spelled(name: str) -> str:

@@ -65,6 +65,9 @@ class Evaluation(Section):
     datasets: tuple[str, ...] = Field(
         (), description="other datasets that the trained models are tested on, each by its own class names"
     )
+    limit: int | None = Field(
+        None, ge=1, description="test on a stratified subset of this many images of each of eval.datasets; none: on all"
+    )
     leave_out: str = Field(
         "",
         description="with partition.name domain: a domain whose clients do not train, and are tested on all their "

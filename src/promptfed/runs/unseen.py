@@ -13,6 +13,7 @@ from .. import models, scoring
 from ..data import Dataset, DatasetConfig, Federation, cache, load
 from ..data.held_back import novel_classes, only_classes
 from ..data.images import Resize
+from ..data.sources import stratified
 from ..errors import UserError
 from ..params import Params
 from ..server import Line
@@ -81,7 +82,9 @@ def _named(run: Run) -> Table:
         found["base_to_novel"] = {"base": known, "novel": new, "harmonic": harmonic(known, new), "classes": list(novel)}
     if evaluation.datasets:
         each = ((name, _other(run.config, run.federation.dataset, name)) for name in evaluation.datasets)
-        found["cross_dataset"] = {name: _accuracy(run, trained, data, tested(data)) for name, data in each}
+        found["cross_dataset"] = {
+            name: _accuracy(run, trained, data, to_test(data, evaluation.limit)) for name, data in each
+        }
     return found
 
 
@@ -114,10 +117,11 @@ def _resize(config: Config) -> Resize | None:
     return models.resize(config.backbone.name)
 
 
-def tested(dataset: Dataset) -> np.ndarray:
-    """Its test images where its source has some; all of it where not."""
+def to_test(dataset: Dataset, limit: int | None) -> np.ndarray:
+    """Its test images where its source has some, all of it where not; no more than `limit` of them."""
     test = np.flatnonzero(dataset.split == 2) if dataset.split is not None else np.zeros(0, np.int64)
-    return test if len(test) else np.arange(len(dataset))
+    found = test if len(test) else np.arange(len(dataset))
+    return found[stratified(dataset.labels[found], limit)] if limit else found
 
 
 def harmonic(a: float | None, b: float | None) -> float | None:
