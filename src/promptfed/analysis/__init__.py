@@ -91,6 +91,7 @@ ANALYSES: dict[str, Analysis] = {
     "drift": Analysis("how far parameters move in each round", "run", "drift.drift"),
     "leakage": Analysis("label distributions that uploads reveal", "run", "labels.leakage"),
     "variation": Analysis("how far a client's classes lie apart in its features", "run", "variation.variation"),
+    "layers": Analysis("where in a transformer classes come apart", "run", "layers.layers"),
     "groups": Analysis("what SGPT's groups hold, and how stable they are", "run", "groups.groups"),
     "selection": Analysis("how steadily clients select SGPT's groups over rounds", "run", "groups.selection"),
     "helps": Analysis("DP2FL's weights of others in each client's data prompt", "run", "helps.helps"),

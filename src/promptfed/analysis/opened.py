@@ -92,17 +92,20 @@ class Opened(Run):
 
     # ---- predictions
 
-    def samples(self, images: np.ndarray) -> Samples:
-        """Images (n, C, H, W) uint8 that are in no dataset, with the outputs of frozen layers."""
+    def pixels(self, images: np.ndarray) -> Samples:
+        """Images (n, C, H, W) uint8, without labels."""
         mean, std = normalisation(self.model, self.federation.dataset, self.host.device)
         x = torch.from_numpy(np.array(images)).to(self.host.device)
-        nothing = Samples(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), mean, std)
+        return Samples(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), mean, std)
+
+    def samples(self, images: np.ndarray) -> Samples:
+        """Images (n, C, H, W) uint8 that are in no dataset, with the outputs of frozen layers."""
+        found = self.pixels(images)
         if not self.method.tuning.frozen_name(self.model):
-            return nothing
+            return found
         with torch.no_grad():
-            parts = [self.method.tuning.frozen(self.model, batch.x) for batch in chunks(nothing)]
-        frozen = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        return Samples(x, nothing.y, mean, std, frozen)
+            parts = [self.method.tuning.frozen(self.model, batch.x) for batch in chunks(found)]
+        return replace(found, frozen={name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
     def batches(self, work: Work, samples: Samples) -> Iterator[tuple[Batch, Context]]:
         ctx = context(work, self.model)
