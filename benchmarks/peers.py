@@ -48,8 +48,8 @@ def cpu_seconds() -> float:
 
 def ratios(
     pairs: int, plain: Callable[[], object], ours: Callable[[], object], warm: Callable[[], object] | None = None
-) -> None:
-    """`warm`: in place of the first of each, which is a warm-up."""
+) -> float:
+    """-> wall seconds of the plain side. `warm`: in place of the first of each, which is a warm-up."""
 
     def spent(work: Callable[[], object]) -> tuple[float, float]:
         started = time.perf_counter(), cpu_seconds()
@@ -67,6 +67,7 @@ def ratios(
         found = sorted(a[i] / b[i] for a, b in both)
         spread = f"median {statistics.median(found):.2f} of {pairs} pairs ({found[0]:.2f} to {found[-1]:.2f})"
         print(f"  {clock} seconds: plain {seconds[0]:.3f}, promptfed {seconds[1]:.3f}; ratio {spread}", flush=True)
+    return statistics.median(side[0] for side, _ in both)
 
 
 # ---- FedAvg in the manner of PFLlib
@@ -111,7 +112,25 @@ def fedavg(pairs: int, clients: int) -> None:
         method = {"name": "fedavg", "epochs": 1, "batch_size": BATCH, "lr": LR}
         with noise.rounds(folder, held, method=method, backbone="cnn", engine={"device": "cpu"}) as ours:
             share = min(1.0, 20 / clients)  # of the clients: enough for a warm-up
-            ratios(pairs, plain.round, ours, lambda: (plain.round(share), ours(share)))
+            wall = ratios(pairs, plain.round, ours, lambda: (plain.round(share), ours(share)))
+        steps = clients * kernels() / cores
+        print(f"  passes through the network alone, on {cores} cores: {steps:.3f} s; ratio {wall / steps:.2f}")
+
+
+def kernels(clients: int = 20) -> float:
+    """Seconds of one core that a client's passes through the network take without anything else: no data, optimizer,
+    messages or aggregation. No engine with the same kernels can be faster."""
+    torch.set_num_threads(1)
+    model = models.build("cnn", (3, 32, 32), noise.CLASSES, 0)
+    weights = {name: weight.requires_grad_() for name, weight in model.weights.items()}
+    x, y = torch.randn(BATCH, 3, 32, 32), torch.arange(BATCH) % noise.CLASSES
+    steps, spent = clients * SAMPLES // BATCH, 0.0
+    for step in range(-3, steps):  # three to warm up
+        started = time.process_time()
+        loss = nn.functional.cross_entropy(model.classify(weights, model.features(weights, x)), y)
+        torch.autograd.grad(loss, list(weights.values()))
+        spent += time.process_time() - started if step >= 0 else 0.0
+    return spent / clients
 
 
 # ---- pFedPT in the manner of its authors
