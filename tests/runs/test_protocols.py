@@ -27,6 +27,7 @@ from promptfed.runs.protocols import PROTOCOLS, accuracies, served
 from promptfed.runs.shown import across
 from promptfed.runs.tables import generalisation
 from promptfed.runs.unseen import harmonic
+from promptfed.search.workers import as_trial
 
 SMALL: dict[str, Any] = {"rounds": 1, "engine": {"workers": 1}, "progress": False}
 SHAPES: dict[str, Any] = {"partition": {"name": "iid", "clients": 2}, "backbone": "clip-mini", **SMALL}
@@ -148,6 +149,16 @@ def test_other_datasets_may_be_limited(tmp_path: Path, data: Dataset, other: Dat
     assert np.bincount(other.labels[at]).tolist() == [2, 2, 2]
     expected = zero_shot(other.classes, other.images[at], other.labels[at])
     assert found["protocols"]["cross_dataset"] == {str(other.path): pytest.approx(expected)}
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^eval.limit = 5 needs eval.datasets: the datasets whose images it limits$"):
+        C.make({"method": "promptfl", "eval": {"limit": 5}})
+
+
+def test_trials_test_on_no_other_dataset() -> None:
+    config = C.make({"method": "promptfl", "eval": {"datasets": ["digits"], "limit": 5}})
+    assert as_trial(config, every=1).eval.datasets == ()
 
 
 def test_a_limit_takes_test_images_only(other: Dataset) -> None:

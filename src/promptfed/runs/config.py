@@ -101,6 +101,8 @@ class Config(Section):
                 raise UserError(f"{setting} needs all images in one place; the sites of a consortium hold their own")
             if why := protocol.why_not(self.method.method):
                 raise Unsuited(f'{setting}: "{self.method.name}" cannot serve {protocol.name}: {why}')
+        if self.eval.limit and not self.eval.datasets:
+            raise UserError(f"eval.limit = {self.eval.limit} needs eval.datasets: the datasets whose images it limits")
         left = self.eval.leave_out
         if left and self.partition.name != "domain":
             raise UserError(

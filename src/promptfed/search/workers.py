@@ -249,6 +249,7 @@ def as_trial(config: C.Config, every: int) -> C.Config:
         "pooled": "never",
         "drift": False,
         "datasets": (),
+        "limit": None,
     }
     return C.make({**given, "engine": engine, "eval": evaluation})
 
