@@ -8,7 +8,7 @@ experiments/leaderboard. Each has a section (in a comparison with columns, one p
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ Methods of the catalogue on the same federations, grouped by what they tune. In 
 clients come first, ranked by global accuracy, then those with a model per client, ranked by local accuracy.
 `make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
 They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on
-Office-Caltech10.
+Office-Caltech10. On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel).
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
 as in all tables, none with one seed. local: mean over clients, each on its own test data; worst:
@@ -40,6 +40,7 @@ the worst client; global: all clients' test data; newcomers: local of clients th
 round, both ways.
 """
 EMPTY = "\nThere are no results yet.\n"
+NEWCOMERS = "newcomers"
 USUAL = ("local", "worst", "global")
 GROUPS = [*Family, REFERENCES]
 
@@ -67,45 +68,94 @@ class Entry(NamedTuple):
         return REFERENCES if self.method.reference else family(self.method)
 
     @property
-    def place(self) -> tuple[int, bool, float]:
+    def unseen(self) -> Mapping[str, Any]:
+        """Its numbers on what nobody has trained on, or at clients that never train, by column."""
+        late = self.row.get("newcomers")
+        return self.row.get("protocols", {}) | ({NEWCOMERS: late} if late else {})
+
+    def rank(self, key: str | None) -> tuple[bool, float]:
+        """The kind of model, then from the best on: by a column of `unseen`, or by the one that suits the kind."""
         own = self.row["models"] == "own"
-        found = self.row["local" if own else "global"]
-        return GROUPS.index(self.group), own, -found["mean"] if found else 0.0
+        found = self.unseen.get(key) if key else self.row["local" if own else "global"]
+        return own, -found["mean"] if found else 0.0
 
 
 class Board(NamedTuple):
     """A column of a comparison, or all of one without columns."""
 
-    entries: Sequence[Entry]  # ranked, in groups
+    rows: Sequence[Entry]
     column: str
     made: str  # when, and by which code
 
     @property
     def title(self) -> str:
-        return f"{title(self.entries[0])}{f': {self.column}' if self.column else ''}"
+        about = self.column or ", ".join(protocol.name for protocol in self.asked)
+        return f"{title(self.rows[0])}{f': {about}' if about else ''}"
+
+    @property
+    def asked(self) -> Sequence[Protocol]:
+        """What its runs are tested on besides their own data."""
+        return list(wanted(self.rows[0].config["eval"]).values())
+
+    @property
+    def heads(self) -> list[str]:
+        """Columns of `Entry.unseen`."""
+        return list(dict.fromkeys(head for one in self.rows for head in one.unseen))
+
+    @property
+    def by(self) -> str | None:
+        """The column that ranks; None: local or global accuracy."""
+        return next((head for head in ("H", *self.heads) if head in self.heads), None)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """In groups, ranked."""
+        return sorted(self.rows, key=lambda one: (GROUPS.index(one.group), *one.rank(self.by)))
 
 
 def page(folders: Sequence[Path]) -> str:
     found = [board for folder in folders for board in boards(folder)]
     if not found:
         return HEAD + EMPTY
-    return HEAD + "\n" + markdown([overview(found)]) + "".join(f"\n{section(board)}" for board in found)
+    seen, unseen = ([board for board in found if bool(board.by) is new] for new in (False, True))
+    glance = [sheet for sheet in (overview(seen), overview_of_unseen(unseen)) if sheet.lines]
+    return HEAD + "\n" + markdown(glance) + "".join(f"\n{section(board)}" for board in (*seen, *unseen))
 
 
 def overview(found: Sequence[Board]) -> Sheet:
     """The first of each kind on every board, whatever they tune, beside the references."""
     lines = []
     for board in found:
-        ranked = sorted((one for one in board.entries if not one.method.reference), key=lambda one: one.place[1:])
+        ranked = sorted((one for one in board.rows if not one.method.reference), key=lambda one: one.rank(None))
         cells = [board.title]
         for models, key in (("one", "global"), ("own", "local")):
             first = next((one for one in ranked if one.row["models"] == models and one.row[key]), None)
             cells.append(f"{first.label} {percent(first.row[key])}" if first else "-")
-        references = (one for one in board.entries if one.method.reference)
-        cells.append(", ".join(f"{one.label} {percent(one.row['local'])}" for one in references) or "-")
+        cells.append(named(board.entries, lambda one: one.row["local"], references=True))
         lines.append(tuple(cells))
     heads = ("federation", "first of one model for all, global", "first of own models, local", "references, local")
     return Sheet("At a glance", heads, lines)
+
+
+def overview_of_unseen(found: Sequence[Board]) -> Sheet:
+    """The first three of every board, whatever they tune, beside the references."""
+    lines = []
+    for board in found:
+
+        def score(one: Entry, by: str = board.by or "") -> Any:
+            return one.unseen.get(by)
+
+        able = [one for one in board.rows if score(one)]
+        able.sort(key=lambda one: -score(one)["mean"])
+        first = [one for one in able if not one.method.reference][:3]
+        lines.append((board.title, board.by or "", named(first, score), named(able, score, references=True)))
+    heads = ("federation", "ranked by", "first three", "references")
+    return Sheet("At a glance, on what nobody has trained on", heads, lines)
+
+
+def named(entries: Sequence[Entry], score: Callable[[Entry], Any], references: bool = False) -> str:
+    chosen = (one for one in entries if bool(one.method.reference) is references)
+    return ", ".join(f"{one.label} {percent(score(one))}" for one in chosen) or "-"
 
 
 def boards(folder: Path) -> Iterator[Board]:
@@ -119,20 +169,18 @@ def boards(folder: Path) -> Iterator[Board]:
         entries.append(Entry(row, create(numbers["config"]["method"]["name"]), numbers))
     for column in dict.fromkeys(row.get("column", "") for row in compared.table):
         found = [one for one in entries if one.row.get("column", "") == column]
-        yield Board(sorted(found, key=lambda one: one.place), column, date(folder))
+        yield Board(found, column, date(folder))
 
 
 def section(board: Board) -> str:
     entries = board.entries
-    asked = wanted(entries[0].config["eval"]).values()
-    sheets = [Sheet("Protocols personal, worst and global", *lines(entries, USUAL))]
-    if any(one.row.get("newcomers") for one in entries):
-        sheets.append(Sheet("Protocol newcomers", *lines(entries, ("newcomers",))))
-    if unseen := list(dict.fromkeys(head for one in entries for head in one.row.get("protocols", {}))):
-        names = " and ".join(protocol.name for protocol in asked)
-        sheets.append(Sheet(f"Protocol {names}", *lines(entries, unseen, "protocols")))
-    notes = [*settings(entries), board.made, *(why for protocol in asked for why in unable(protocol))]
-    return f"## {board.title}\n\n" + markdown(sheets) + "".join(f"- {note}\n" for note in notes)
+    if board.by:
+        names = [protocol.name for protocol in board.asked] + [NEWCOMERS] * (NEWCOMERS in board.heads)
+        sheet = Sheet(f"Protocol {' and '.join(names)}", *lines(entries, board.heads, lambda one: one.unseen))
+    else:
+        sheet = Sheet("Protocols personal, worst and global", *lines(entries, USUAL, lambda one: one.row))
+    notes = [*settings(entries), board.made, *(why for protocol in board.asked for why in unable(protocol))]
+    return f"## {board.title}\n\n" + markdown([sheet]) + "".join(f"- {note}\n" for note in notes)
 
 
 def title(entry: Entry) -> str:
@@ -142,16 +190,16 @@ def title(entry: Entry) -> str:
 
 
 def lines(
-    entries: Sequence[Entry], keys: Sequence[str], under: str = ""
+    entries: Sequence[Entry], keys: Sequence[str], numbers: Callable[[Entry], Mapping[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads, and a line for each group and each row in it. `under`: where a row has the numbers."""
+    """Heads, and a line for each group and each row in it."""
     heads, found, group = ("method", "models", "seeds", *keys, "bytes"), [], ""
     for one in entries:
         if one.group != group:
             group = one.group
             found.append((f"*{group}*", *[""] * (len(heads) - 1)))
         row = one.row
-        scores = (percent((row.get(under, {}) if under else row).get(key)) for key in keys)
+        scores = (percent(numbers(one).get(key)) for key in keys)
         label = one.label + " (no update used)" * bool(row.get("unused"))
         found.append((label, row["models"], str(row["seeds"]), *scores, size(row["bytes"])))
     return heads, found
