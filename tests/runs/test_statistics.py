@@ -1,12 +1,14 @@
 """Differences between rows, against intervals computed in other ways."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from promptfed.runs import comparison, tables
 from promptfed.runs.statistics import Difference, difference, interval
 
 
@@ -120,3 +122,26 @@ def test_a_shared_model_and_own_ones_on_all_clients_data() -> None:
     main = difference(shared, own)
     assert main
     assert (main.mean, main.column) == (pytest.approx(0.5 - 0.8), "local")
+
+
+def test_all_clients_are_also_compared_after_local_training() -> None:
+    """By each client's own accuracy, also of models that are one for all before it."""
+    ours, theirs = (result(a, own=False, n=[10, 30]) for a in ([0.5, 0.9], [0.5, 0.5]))
+    assert difference([ours], [theirs], "trained") is None, "neither was trained further"
+    ours["clients"]["after_local_all"] = result([0.7, 0.9], n=[10, 30])["clients"]["aggregated"]
+    assert difference([ours], [theirs], "trained") is None, "only one of them was"
+    theirs["clients"]["after_local_all"] = result([0.6, 0.6], n=[10, 30])["clients"]["aggregated"]
+    found = difference([ours], [theirs], "trained")
+    assert found
+    assert (found.column, found.mean) == ("trained", pytest.approx((0.1 + 0.3) / 2))
+
+
+def test_a_table_tells_both() -> None:
+    """By hand from the kept results: means of 50 clients' accuracies, as received and after local training."""
+    kept = Path(__file__).parents[2] / "experiments" / "evidence" / "cifar10-pfedpt"
+    (sheet,) = tables.differences(comparison.read(kept, "FedAvg, equal passes").table)
+    assert [line[:3] for line in sheet.lines if line[0] == "pFedPT"] == [
+        ("pFedPT", "local", "+7.5"),  # 48.4 - 40.9
+        ("pFedPT", "trained", "-3.5"),  # 59.3 - 62.8
+    ]
+    assert len(sheet.lines) == 12

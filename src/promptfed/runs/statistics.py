@@ -13,7 +13,7 @@ LEVEL = 0.95
 _DRAWS = 4_000
 
 Numbers = Mapping[str, Any]  # result.json of a run
-Column = Literal["local", "global"]
+Column = Literal["local", "global", "trained"]  # trained: local, after local training of all clients
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,12 @@ def main_column(*rows: Sequence[Numbers]) -> Column:
 
 def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Column | None = None) -> Difference | None:
     """Between two rows, paired by seed and client, in their main column unless another is asked for. None if they share
-    no seed, if their clients hold different test data, or if there is one seed and one client."""
+    no seed or no client, if their clients hold different test data, or if there is one seed and one client."""
     main = main_column(ours, theirs)
     column = column or main
     apart = column == "global" and main == "local"  # each client's own model, on all clients' test data
-    a, b = ({numbers["seed"]: _scores(numbers, apart) for numbers in runs} for runs in (ours, theirs))
+    stage = "after_local_all" if column == "trained" else "aggregated"
+    a, b = ({numbers["seed"]: _scores(numbers, stage, apart) for numbers in runs} for runs in (ours, theirs))
     pairs = [(a[seed], b[seed]) for seed in a if seed in b]
     clients = sorted(set.intersection(*({*x} & {*y} for x, y in pairs))) if pairs else []
     sizes = [[(x[c][0], y[c][0]) for c in clients] for x, y in pairs]
@@ -96,10 +97,10 @@ def interval(values: np.ndarray, weights: np.ndarray, column: Column = "local") 
     return Difference(mean, low, high, seeds, clients, column)
 
 
-def _scores(numbers: Numbers, apart: bool) -> dict[int, tuple[int, float]]:
-    """Client -> its test samples and accuracy, as the server sends the model in the last evaluated round. `apart`: on
-    all clients' test data, where a model that all clients share has one accuracy for all."""
-    rows = numbers.get("clients", {}).get("aggregated", ())
+def _scores(numbers: Numbers, stage: str, apart: bool) -> dict[int, tuple[int, float]]:
+    """Client -> its test samples and accuracy in the last evaluated round. `apart`: on all clients' test data, where a
+    model that all clients share has one accuracy for all."""
+    rows = numbers.get("clients", {}).get(stage, ())
     whole = numbers["metrics"]["aggregated"]["last"]["global"]
     scores = ((row, row.get("global_accuracy", whole) if apart else row["accuracy"]) for row in rows)
     return {row["client"]: (row["n_test"], score) for row, score in scores if score is not None}

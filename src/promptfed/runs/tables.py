@@ -138,6 +138,8 @@ def _compare(found: Sequence[Table], results: Mapping[str, Sequence[Result]], ag
             ours, theirs = ([run.numbers for run in results[label]] for label in (row["label"], base))
             paired = difference(ours, theirs)
             row["against"] = {"row": base, **(paired.complete() if paired else {"word": "cannot be paired"})}
+            if trained := difference(ours, theirs, "trained"):
+                row["trained_against"] = {"row": base, **trained.complete()}
 
 
 def name(row: Table) -> str:
@@ -205,9 +207,10 @@ def _placed(rows: Sequence[Table], key: str) -> tuple[tuple[str, ...], list[tupl
 def differences(rows: Sequence[Table]) -> list[Sheet]:
     """To the row that the comparison is against; none where there is no such row."""
     compared = [row for row in rows if "against" in row]
+    each = [(row, row[key]) for key in ("against", "trained_against") for row in compared if key in row]
+    each.sort(key=lambda one: "reference" in one[0])
     lines = []
-    for row in compared:
-        found = row["against"]
+    for row, found in each:
         if "mean" in found:
             ends = f"[{points(found['low'])}, {points(found['high'])}]"
             told = (found["column"], points(found["mean"]), ends, found["word"], found["seeds"], found["clients"])
@@ -218,7 +221,7 @@ def differences(rows: Sequence[Table]) -> list[Sheet]:
     over = "clients" if all(row["against"].get("seeds", 1) == 1 for row in compared) else "seeds and clients"
     title = f"differences to {' / '.join(bases)} in points, paired by seed and client; bootstrap over {over}"
     heads = ("method", "column", "difference", "95 % interval", "", "seeds", "clients")
-    return [Sheet(title, heads, lines, sum("reference" in row for row in compared))] if lines else []
+    return [Sheet(title, heads, lines, sum("reference" in row for row, _ in each))] if lines else []
 
 
 def cost(rows: Sequence[Table]) -> Sheet:
