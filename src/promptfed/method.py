@@ -66,6 +66,9 @@ class Method(BaseModel):
     by_mean: ClassVar[bool] = False  # whether an aggregate() of its own uses only a mean, which a rule can replace
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
     reference: ClassVar[bool] = False  # whether tables show it apart, to measure others by
+    uses_validation: ClassVar[bool] = (
+        False  # whether validation data take part in training: accuracy on them is too high
+    )
     centralised: ClassVar[bool] = False  # whether all clients' training data are pooled
     tuned: ClassVar[type[Tuning]] = Full  # what is tuned unless a plug-in says otherwise; if not Full, none may
     wrapper: ClassVar[type[Wrapper] | None] = None  # what it wraps around any tuning

@@ -47,7 +47,7 @@ def test_a_budget_of_zero_a_full_folder_and_an_empty_validation_set_are_refused(
 @pytest.mark.parametrize(
     ("backbone", "usual", "left_out"),
     [
-        ("clip-mini", ch._FOR_CLIP, {"dp2fl"}),  # its prompts are deeper than the model
+        ("clip-mini", ch._FOR_CLIP, {"fedprox+maple"}),  # its prompts are deeper than the model
         ("vit-mini", ch._FOR_VIT, set()),
         ("cnn", ch._FROM_SCRATCH, set()),
         ("vit-tiny", ch._FROM_SCRATCH, set()),
@@ -64,6 +64,12 @@ def test_the_usual_candidates_fit_their_backbones(
 def test_a_candidate_that_is_named_must_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no text tower"):
         ch.prepare(None, TINY, methods=["head-tune", "promptfl"], out=tmp_path)
+
+
+def test_a_candidate_that_trains_on_validation_data_is_refused(tmp_path: Path) -> None:
+    given = {**TINY, "backbone": "clip-mini"}
+    with pytest.raises(UserError, match='"dp2fl" uses validation data in training, and candidates are ranked on these'):
+        ch.prepare(None, given, methods=["promptfl", "dp2fl"], out=tmp_path)
 
 
 # ---- the race, without training

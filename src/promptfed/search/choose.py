@@ -36,7 +36,7 @@ from .workers import Ended, Job, Pool, Round
 RANKING, CHOSEN, LOG = "choice.json", "chosen.toml", "workers.log"
 # Different ideas, cheap ones first: nothing trained, a head, no federation, a shared prompt, private heads, low-rank
 # updates, prompts of groups, personal prompts that the server makes.
-_FOR_CLIP = ("zero-shot", "class-mean", "promptfl", "local+promptfl", "tpfl", "dp2fl")
+_FOR_CLIP = ("zero-shot", "class-mean", "promptfl", "local+promptfl", "tpfl", "fedprox+maple")
 _FOR_VIT = ("class-mean", "head-tune", "local+head", "fedvpt", "fedper+vpt", "flexlora", "sgpt", "pfedpg")
 _FROM_SCRATCH = ("local", "fedavg", "fedper", "fedavg+ft", "pfedpt")
 _FACTORS = (1.0, 3.0, 1 / 3, 10.0, 0.1)  # of all learning rates of a method
@@ -144,6 +144,8 @@ def prepare(
     for name in dict.fromkeys(methods or usual):
         try:
             fitting[name] = C.make(*tables, {"method": {"name": name}})
+            if fitting[name].method.method.uses_validation:
+                raise UserError(f'"{name}" uses validation data in training, and candidates are ranked on these')
             build.initial(fitting[name], model)
         except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
             continue
