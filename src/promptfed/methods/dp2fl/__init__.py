@@ -30,7 +30,6 @@ class Dp2fl(CrossValidated):
     paper = "Chang et al., Scientific Reports 2025"
     sends = "validation data, losses on those of all"
     own_down = True
-    uses_validation = True
     tuned = Maple
 
     batch_size: int = Field(4, ge=1, description="samples per step")

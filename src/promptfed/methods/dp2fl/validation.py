@@ -25,6 +25,7 @@ from ...tunings.maple import Maple
 
 
 class CrossValidated(Method):
+    uses_validation = True
     sealed: ClassVar[bool] = False
 
     tuning: Maple = Field(default_factory=Maple, description="what is trained")
