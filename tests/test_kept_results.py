@@ -98,7 +98,8 @@ def test_no_path_of_the_machine_is_kept(tmp_path):
 def test_kept_results_make_the_kept_table(folder):
     results, rounds = read(ROOT / folder)
     rows = json.loads((ROOT / folder / "table.json").read_text())
-    remade = {row["label"]: row for row in tables.table(results)}
+    places = {row["label"]: (row["row"], row["column"]) for row in rows if "column" in row}
+    remade = {row["label"]: row for row in tables.table(results, places)}
     rows = [
         {key: row[key] for key in row.keys() - {"scale", "against"}} for row in rows
     ]  # of the command, not the runs
