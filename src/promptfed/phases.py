@@ -43,6 +43,10 @@ class Phase:
         """Its number of steps on n samples."""
         return self.steps if n and self.steps else self.epochs * -(-n // self.batch_size)
 
+    def passes(self, n: int) -> float:
+        """How many of n samples its steps draw, with repetition."""
+        return self.steps * n / -(-n // self.batch_size) if n and self.steps else self.epochs * n
+
     def slower(self, factor: float) -> Phase:
         """The same with learning rates multiplied by this factor."""
         return replace(self, train={role: o.model_copy(update={"lr": o.lr * factor}) for role, o in self.train.items()})

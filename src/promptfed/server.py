@@ -47,6 +47,11 @@ class Plan:
         there = self.join_round and round >= self.join_round
         return [client for client in clients if there or client not in self.newcomers]
 
+    def chosen(self, sizes: dict[int, int], round: int) -> list[int]:
+        """The clients of a round, out of all."""
+        there = self.train(list(sizes), round)
+        return sample({client: sizes[client] for client in there}, self.fraction, self.seed, round)
+
     def serve(self, method: Method, clients: Sequence[int], round: int) -> list[int]:
         """Clients that have a model after a round."""
         return list(clients) if method.serves else self.train(clients, round)
@@ -80,10 +85,10 @@ def run(method: Method, model: Model, init: Params, clients: Clients, plan: Plan
         done, state = 0, checked(method, "begin", method.begin(model, init, plan.seed))
         state = admit(method, state, clients, plan.train(clients.ids(), 0), 0)
     if plan.secure.aggregation:
-        check_masked(len(_chosen(clients.sizes(), plan, 1)))
+        check_masked(len(plan.chosen(clients.sizes(), 1)))
     rule = plan.aggregation.rule()
     if rule:
-        aggregation.check_count(plan.aggregation, len(_chosen(clients.sizes(), plan, 1)))
+        aggregation.check_count(plan.aggregation, len(plan.chosen(clients.sizes(), 1)))
         rule.recall(recorder.recorded())
     for round in range(done + 1, plan.rounds + 1):
         begun = time.perf_counter()
@@ -112,7 +117,7 @@ def step(
     """One round -> the server's new state, what is recorded of the round, scores of locally trained models."""
     # 1. Choose clients.
     sizes = clients.sizes()
-    chosen = _chosen(sizes, plan, round)
+    chosen = plan.chosen(sizes, round)
     begin(round, chosen)
     # 2. Send each its part of the state; 3. it trains and answers. With secure aggregation, clients share keys before.
     shared, asked = method.shared(init), {client: sizes[client] for client in chosen}
@@ -223,12 +228,6 @@ def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> lis
     able = [client for client, n in sizes.items() if n]
     count = min(len(able), max(1, int(fraction * len(able) + 0.5)))
     return sorted(rng(seed, round, "sample").choice(able, count, replace=False).tolist())
-
-
-def _chosen(sizes: dict[int, int], plan: Plan, round: int) -> list[int]:
-    """The clients of a round, out of all."""
-    there = plan.train(list(sizes), round)
-    return sample({client: sizes[client] for client in there}, plan.fraction, plan.seed, round)
 
 
 def screen(updates: Sequence[Update], asked: Sequence[int]) -> tuple[list[Update], list[dict[str, Any]]]:

@@ -54,11 +54,11 @@ def answers(ask: str, client: int, asked: int, seconds: float | None = None, err
 
 def test_a_round_takes_what_the_last_ones_took_and_evaluations_count_where_they_are_due() -> None:
     clock = Clock()
-    status = Status("x", 10, every=3, clock=clock)
+    status = Status("x", 10, clock=clock)
     status.end(line(1, 9.0))  # the first one is slower
     assert status.left() == "time left: known after two rounds"
     status.end(line(2, 4.0))
-    assert status.left() == "at least 0:32 left"  # 8 x 4 s, and evaluations after rounds 3, 6, 9 and 10
+    assert status.left() == "at least 0:32 left"  # 8 x 4 s; how often is evaluated is seen from round 3 on
     status.end(line(3, 6.0, 20.0))
     assert status.left() == "1:35 left"  # 7 x 5 s and 3 x 20 s
     status.begin(4, [0, 1])
@@ -70,7 +70,7 @@ def test_a_round_takes_what_the_last_ones_took_and_evaluations_count_where_they_
 
 
 def test_only_the_last_rounds_count() -> None:
-    status = Status("x", 40, every=1)
+    status = Status("x", 40)
     for round in range(1, 21):
         status.end(line(round, 100.0 if round <= 10 else 1.0, 1.0))
     assert status.left() == "0:40 left"
@@ -87,10 +87,20 @@ def test_nothing_is_left_behind_the_last_round_and_nothing_known_before_the_firs
 @pytest.mark.parametrize("every", [1, 2, 3, 10])
 def test_evaluations_are_counted_as_the_round_loop_makes_them(rounds: int, every: int) -> None:
     due = [round % every == 0 or round == rounds for round in range(1, rounds + 1)]
-    status = Status("x", rounds, every)
+    status = Status("x", rounds)
     for done in range(1, rounds):
-        status.end(line(done, 0.0, 1.0))
-        assert status.left() == f"{duration(sum(due[done:]))} left" or done == 1
+        status.end(line(done, 0.0, 1.0 if due[done - 1] else None))
+        if done > 1:
+            seen = any(due[:done])
+            assert status.left() == (f"{duration(sum(due[done:]))} left" if seen else "at least 0:00 left")
+
+
+def test_a_run_that_goes_on_counts_evaluations_from_there() -> None:
+    status = Status("x", 12)
+    status.begin(7, [0])
+    for round in (7, 8):
+        status.end(line(round, 0.0, None if round % 2 else 1.0))
+    assert status.left() == "0:02 left"  # after rounds 10 and 12
 
 
 def test_durations() -> None:
@@ -174,7 +184,7 @@ def test_clients_are_counted_as_they_answer() -> None:
 
 
 def test_the_accuracy_is_that_of_the_last_evaluation_with_its_round() -> None:
-    status = Status("x", 9, every=2)
+    status = Status("x", 9)
     status.end(line(1, 1.0))
     assert "local" not in status.line()
     status.end(line(2, 1.0, 1.0, accuracy=0.5))
@@ -191,7 +201,7 @@ def test_an_evaluation_without_test_data_and_a_round_without_answers_are_told() 
 
 
 def test_it_fits_a_narrow_terminal() -> None:
-    status = Status("a method of a rather long name (seed 3)", 100, every=7)
+    status = Status("a method of a rather long name (seed 3)", 100)
     status.end(line(1, 50.0, left_out=[{"client": 3, "why": "because of " * 20}]))
     status.begin(2, range(10))
     text = seen(status, width=60)

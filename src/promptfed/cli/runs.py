@@ -48,7 +48,7 @@ def run(
         return
     with (
         interruptible(f"promptfed run --resume --out {folder}"),
-        progress.Live(console, config.method.name, config.rounds, config.eval.every) as live,
+        progress.Live(console, config.method.name, config.rounds) as live,
     ):
         result = api.execute(plan, view=live)
     console.print(tables.outcome(result.numbers))

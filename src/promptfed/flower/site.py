@@ -231,7 +231,7 @@ class SiteFolder:
         """The agreed rounds and evaluations, as consortium.toml is now: rounds may be added while a node is running."""
         there = (self.folder / AGREED).exists()
         config = _read_at_site(self.folder, self.settings)[0] if there else self.config
-        return build.rounds(config, ())
+        return build.rounds(config, (), ())
 
     def private(self) -> None:
         """Raises UserError if other accounts of this machine can read the site's private files."""

@@ -107,7 +107,7 @@ def run(
     folder = Path(out) if out else None
     plan = prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation)
     config = plan.config
-    shown = Live(Console(stderr=True, markup=False, emoji=False), config.method.name, config.rounds, config.eval.every)
+    shown = Live(Console(stderr=True, markup=False, emoji=False), config.method.name, config.rounds)
     with shown if progress and view is None else nullcontext(view) as watching:
         found = execute(plan, watching)
     if why := record.unused(found.numbers):
@@ -224,7 +224,7 @@ def execute(
             parts.federation.save(split)
         clients = engine(parts, path)
         try:
-            rounds = build.rounds(config, parts.newcomers)
+            rounds = build.rounds(config, parts.held.sites, parts.newcomers)
             server.run(parts.method, parts.model, parts.init, clients, rounds, folder)
         finally:
             sizes = clients.sizes()

@@ -33,6 +33,10 @@ from ..tuning import NEEDS_CLIP
 from . import protocols
 from .config import Config, make
 
+_TRAINING = 3  # passing a sample in training takes as long as so many evaluations of it
+_EVALUATION = 0.25  # of the time of training: what evaluations may take
+_LOOKS = 10  # evaluations per run, at least
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -114,22 +118,41 @@ def newcomers(config: Config, federation: Federation) -> tuple[int, ...]:
     return config.join.newcomers(len(federation.sites))
 
 
-def rounds(config: Config, newcomers: tuple[int, ...]) -> server.Plan:
-    """Which clients train and are evaluated in which rounds."""
-    e, join = config.eval, config.join.round
-    every = e.every if config.method.method.schedule(1) else config.rounds  # what is not trained stays as it is
-    return server.Plan(
+def rounds(config: Config, sites: Sequence[Site], newcomers: tuple[int, ...]) -> server.Plan:
+    """Which clients train and are evaluated in which rounds. `sites`: who trains on what."""
+    plan = server.Plan(
         rounds=config.rounds,
         fraction=config.fraction,
         seed=config.seed,
-        eval_every=every,
-        after_local=e.after_local,
-        pooled=e.pooled,
+        after_local=config.eval.after_local,
+        pooled=config.eval.pooled,
         newcomers=newcomers,
-        join_round=join,
+        join_round=config.join.round,
         aggregation=config.aggregation,
         secure=config.secure,
     )
+    return replace(plan, eval_every=_interval(config, sites, plan))
+
+
+def _interval(config: Config, sites: Sequence[Site], plan: server.Plan) -> int:
+    """Rounds from one evaluation to the next: as set or, if it is `auto`, by samples passed and not by time, so that it
+    is the same on every machine. Sites of a consortium, whose sizes nobody knows, are evaluated in every round."""
+    method, every = config.method.method, config.eval.every
+    if not method.schedule(1):  # what is not trained stays as it is
+        return plan.rounds
+    if every != "auto":
+        return every
+    chosen = plan.chosen({i: len(site.train) for i, site in enumerate(sites)}, 1)
+    trained = [len(sites[i].train) for i in chosen]
+    if not sum(trained):
+        return 1
+    tested = sum(len(site.test) for site in sites)
+    own = [len(site.val) + len(site.test) for site in sites]
+    scored = sum(own) + (sum(own[i] for i in chosen) if plan.after_local != "none" else 0)
+    if method.personal and plan.pooled == "every":
+        scored += len(sites) * tested
+    trains = _TRAINING * sum(phase.passes(n) for phase in method.schedule(1) for n in trained)
+    return max(1, min(round(scored / (_EVALUATION * trains)), plan.rounds // _LOOKS))
 
 
 def pooled(federation: Federation, newcomers: Sequence[int]) -> Federation:

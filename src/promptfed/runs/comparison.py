@@ -131,7 +131,7 @@ def _copy(run: Path, to: Path) -> None:
 def live(console: Console, count: int, number: int, job: Job) -> Live:
     """The progress of one of so many runs."""
     label = f"{job.row.label} (seed {job.seed})" if len(job.row.seeds) > 1 else job.row.label
-    return Live(console, f"{number}/{count} {label}", job.config.rounds, job.config.eval.every)
+    return Live(console, f"{number}/{count} {label}", job.config.rounds)
 
 
 def scale(jobs: Iterable[Job], results: Mapping[str, Any], file: str) -> str:

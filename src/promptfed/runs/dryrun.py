@@ -17,7 +17,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from .. import models, server
+from .. import models
 from .. import params as P
 from ..clients.wire import pack
 from ..data import CATALOGUE, Dataset, DatasetConfig, Federation, Partition, held_back, load
@@ -26,7 +26,7 @@ from ..method import Method, split_once
 from ..models import Model
 from ..models.pretrained.known import KNOWN, fresh, resize
 from ..params import Params
-from ..phases import Batch, Holdings, Phase
+from ..phases import Batch, Holdings
 from . import build
 from .cells import count, size
 from .config import Config
@@ -62,12 +62,9 @@ def estimate(config: Config) -> Estimate:
     late = tuple(i for i, site in enumerate(federation.sites) if not len(site.train))
     newcomers = late if config.eval.leave_out else config.join.newcomers(len(federation.sites))
     sites = (build.pooled(federation, newcomers) if method.centralised else federation).sites
-    plan = build.rounds(config, newcomers)
+    plan = build.rounds(config, sites, newcomers)
     sizes = {i: len(site.train) for i, site in enumerate(sites)}
-    turns = []
-    for round_ in range(1, config.rounds + 1):
-        there = {client: sizes[client] for client in plan.train(list(sizes), round_)}
-        turns.append(len(server.sample(there, config.fraction, config.seed, round_)))
+    turns = [len(plan.chosen(sizes, round_)) for round_ in range(1, config.rounds + 1)]
 
     phases = method.schedule(1)
     roles = {role for phase in phases for role in phase.train}
@@ -80,7 +77,8 @@ def estimate(config: Config) -> Estimate:
         held = sum(len(site.val) for site in sites)
         once += (len(sites) - 1) * other + max(0, held - len(sites)) * sample
     bytes_up, bytes_down = _size({f"up/{name}": p for name, p in up.items()}), _size(down)
-    passes = sum(_passes(phase, [n for n in sizes.values() if n]) for phase in phases)  # per client and round
+    a_client = [np.mean([phase.passes(n) for n in sizes.values() if n]) for phase in phases]  # in a round
+    passes = float(sum(a_client))
     entry = CATALOGUE.get(config.dataset.name)
     known = partition.file or entry is None or entry.images is not None
     return Estimate(
@@ -212,12 +210,6 @@ def _once(received: Params) -> int:
 def _size(params: Params) -> int:
     """Bytes of a message."""
     return P.nbytes(params) + len(pack({name: torch.zeros(0) for name in params})) if params else 0
-
-
-def _passes(phase: Phase, sizes: Sequence[int]) -> float:
-    if not phase.steps:
-        return phase.epochs * float(np.mean(sizes))
-    return phase.steps * float(np.mean([n / -(-n // phase.batch_size) for n in sizes]))
 
 
 def table(rows: Sequence[tuple[str, int, Config]]) -> Table:

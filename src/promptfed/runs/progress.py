@@ -58,14 +58,15 @@ class Status:
     """A View that knows what to tell of a run. Rounds to come take what the last ones took; evaluations are timed
     separately, as not every round has one."""
 
-    def __init__(self, label: str, rounds: int, every: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
-        self.label, self.rounds, self.every, self._clock = label, rounds, every, clock
+    def __init__(self, label: str, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.label, self.rounds, self._clock = label, rounds, clock
         self.done = 0
         self.ended = False
         self.steps = Steps()
         self._remarks: dict[str, tuple[int, dict[int, str]]] = {}  # slow, failed: last round with any, why by client
         self._train: list[float] = []
         self._evaluate: list[float] = []
+        self._scored, self._every = 0, 0  # the last evaluated round, and the rounds from one to the next
         self._loss, self._scores = "", ""
         self._begun: float | None = None  # the round under way
         self._ask, self._asked, self._answered = "", 0, 0
@@ -74,6 +75,8 @@ class Status:
     def begin(self, round: int, clients: Sequence[int]) -> None:
         with self._lock:
             self.done, self._begun = round - 1, self._clock()
+            if not self._train:  # a run may go on
+                self._scored = self.done
             self._ask, self._asked, self._answered = "train", len(clients), 0
 
     def on_notice(self, notice: Notice) -> None:
@@ -91,6 +94,7 @@ class Status:
             self._train.append(seconds["train"])
             if "evaluate" in seconds:
                 self._evaluate.append(seconds["evaluate"])
+                self._scored, self._every = self.done, self.done - self._scored
             self._remark("failed", self.done, {one["client"]: one["why"] for one in line["left_out"]})
             if len(self._train) > 1:  # the first round includes every client's warm-up
                 self._remark("slow", self.done, slow(seconds.get("clients", ())))
@@ -99,7 +103,6 @@ class Status:
             local = line["aggregated"]["summary"]["local"] if "aggregated" in line else {"mean": None}
             if local["mean"] is not None:
                 self._scores = f"local {local['mean']:.1%}, worst {local['worst']:.1%}"
-                self._scores += f" (round {self.done})" if self.every > 1 else ""
 
     def _remark(self, kind: str, round: int, found: Mapping[int, str]) -> None:
         if found:
@@ -116,19 +119,24 @@ class Status:
             return ""
         if len(self._train) < 2:  # the first one also starts processes and computes what is frozen
             return "time left: known after two rounds"
-        evaluations = -(-self.rounds // self.every) - self.done // self.every
-        train = _usual(self._train)
+        train, every = _usual(self._train), self._every or self.rounds
+        evaluations = -(-self.rounds // every) - self.done // every
         total = (self.rounds - self.done) * train + evaluations * _usual(self._evaluate)
         if self._begun is not None:
             total -= min(self._clock() - self._begun, train)
         return f"{'' if self._evaluate else 'at least '}{duration(total)} left"
+
+    def _accuracy(self) -> str:
+        """Of the last evaluation, with its round if that is not the last one."""
+        old = self._scores and self._scored < self.done
+        return f"{self._scores} (round {self._scored})" if old else self._scores
 
     def line(self) -> str:
         """What is to be told at the end of a round, for a log."""
         left = self.left() if len(self._train) > 1 else ""
         spent = ", ".join(filter(None, (f"{duration(self.spent())} spent", left)))
         remarks = [f"{kind}: {_some(found)}" for kind, (round, found) in self._remarks.items() if round == self.done]
-        parts = (f"{self.label}  round {self.done}/{self.rounds}", self._loss, self._scores, spent, *remarks)
+        parts = (f"{self.label}  round {self.done}/{self.rounds}", self._loss, self._accuracy(), spent, *remarks)
         return "  ".join(filter(None, parts))
 
     def now(self) -> str:
@@ -144,7 +152,7 @@ class Status:
             time_ = ", ".join(filter(None, (duration(self.spent()), "" if self.ended else self.left())))
             bar = ProgressBar(self.rounds, self.done, width=BAR)
             head.add_row(Text(self.label, "bold"), bar, f"{self.done}/{self.rounds} rounds", Text(time_, "cyan"))
-            numbers = "  ".join(filter(None, (self._loss, self._scores)))
+            numbers = "  ".join(filter(None, (self._loss, self._accuracy())))
             lines = [Text(text) for text in ("" if self.ended else self._progress(), numbers) if text]
             for kind, (round, found) in self._remarks.items():
                 lines.append(Text(f"{kind} in round {round}: {_some(found)}", "red" if kind == "failed" else "yellow"))
@@ -175,8 +183,8 @@ class Live(Status):
     """A run of this process, in its terminal or notebook. Elsewhere a line when steps and the first round begin, after
     each round, and from time to time."""
 
-    def __init__(self, console: Console, label: str, rounds: int, every: int = 1) -> None:
-        super().__init__(label, rounds, every)
+    def __init__(self, console: Console, label: str, rounds: int) -> None:
+        super().__init__(label, rounds)
         self._shown = Shown(console, self, self.now)
         self._open = ExitStack()
 
@@ -245,7 +253,7 @@ class Followed:
         now = (stat.st_mtime_ns, stat.st_size) if stat else (1, 0)
         if now != self._read:
             config = C.make(C.read(self.folder / "config.toml"))
-            self._read, self.status = now, Status(self.folder.name, config.rounds, config.eval.every)
+            self._read, self.status = now, Status(self.folder.name, config.rounds)
             for line in record.read_lines(self.folder):
                 self.status.end(line)
                 if line["round"] > self._told:

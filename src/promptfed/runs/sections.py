@@ -23,6 +23,13 @@ def separated(value: Any) -> Any:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
+def counted(setting: str, value: Any, what: str) -> Any:
+    """The value, if it is a positive number of something or `auto`."""
+    if value == "auto" or (str(value).isdecimal() and int(value) > 0):
+        return value
+    raise UserError(f"{setting} = {value} must be a positive number of {what}, or auto")
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +48,11 @@ class Backbone(Section):
 class Evaluation(Section):
     """The [eval] section."""
 
-    every: int = Field(1, ge=1, description="evaluate all clients every so many rounds, and after the last round")
+    every: int | Literal["auto"] = Field(
+        "auto",
+        description="evaluate all clients every so many rounds, and after the last round; auto: so rarely that "
+        "evaluation takes no more than about a fifth of the time, by samples passed, but ten times at least",
+    )
     after_local: Literal["none", "participants", "all"] = Field(
         "participants",
         description="also score locally trained models: of no client, of clients that trained in an evaluated round, "
@@ -73,6 +84,11 @@ class Evaluation(Section):
         description="with partition.name domain: a domain whose clients do not train, and are tested on all their "
         "images; in a comparison also `each`, one column per domain",
     )
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        return counted("eval.every", value, "rounds")
 
     @field_validator("novel", "datasets", mode="before")
     @classmethod
@@ -131,9 +147,7 @@ class Engine(Section):
     @field_validator("block", mode="before")
     @classmethod
     def _positive(cls, value: Any) -> Any:
-        if value == "auto" or (str(value).isdecimal() and int(value) > 0):
-            return value
-        raise UserError(f"engine.block = {value} must be a positive number of clients, or auto")
+        return counted("engine.block", value, "clients")
 
     @field_validator("trackers", mode="before")
     @classmethod

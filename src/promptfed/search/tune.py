@@ -175,7 +175,8 @@ class _Row:
 
     def job(self, trial: Trial, draw: Callable[[], None]) -> Job:
         config = S.overlaid(self._config, trial.values)
-        every = max(config.eval.every, -(-config.rounds // _LOOKS))
+        often = -(-config.rounds // _LOOKS)
+        every = often if config.eval.every == "auto" else max(config.eval.every, often)
         self.now[trial.number] = 0
 
         def on_round(round: Round) -> bool:
