@@ -147,7 +147,7 @@ def step(
         made, used, line["aggregation"] = aggregation.apply(rule, method, state, init, used, (plan.seed, round))
     else:
         made = intake.aggregate(used)
-    checked(method, "aggregate", made)
+    complete(method, state, checked(method, "aggregate", made))
     if not P.finite({name: p for name, p in made.items() if p is not state.get(name)}):
         line["left_out"] += [{"client": u.client, "why": "aggregated to something not finite"} for u in used]
         return state, line, trained
@@ -221,6 +221,16 @@ def checked(method: Method, hook: str, made: Any) -> Params:
         if not isinstance(p, Tensor):
             raise UserError(f"{where}, and {name!r} in it is of type {type(p).__name__}")
     return made
+
+
+def complete(method: Method, state: State, made: State) -> None:
+    """Refuses an aggregate that has lost something of the state, or has it in another shape."""
+    where = f"{type(method).__name__}.aggregate() must return all of the state"
+    for name, old in state.items():
+        if name not in made:
+            raise UserError(f"{where}, and {name!r} is missing: {{**state, ...}} keeps what it does not change")
+        if made[name].shape != old.shape:
+            raise UserError(f"{where}, and {name!r} is of shape {tuple(made[name].shape)}, not {tuple(old.shape)}")
 
 
 def sample(sizes: dict[int, int], fraction: float, seed: int, round: int) -> list[int]:

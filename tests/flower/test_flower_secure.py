@@ -97,7 +97,7 @@ def test_sites_answer_and_a_site_that_is_lost_in_mid_round_is_not_missed(sites, 
         return train(*given)
 
     clients.train = lose
-    plan = build.rounds(parts.config, parts.held.sites, ())
+    plan = build.rounds(parts.config, parts.federation.sites, ())
     made, line, _ = step(parts.method, parts.init, clients, plan, state, 1)
     assert line["left_out"] == ([{"client": lost, "why": "no answer"}] if lost else [])
     there = [client for client in range(CLIENTS) if client != lost]
@@ -111,7 +111,9 @@ def test_a_round_of_too_few_sites_is_refused(sites):
     clients = connect(timeout=0.3)
     grid.silent = {0, 1}
     state = begin(parts)
-    made, line, _ = step(parts.method, parts.init, clients, build.rounds(parts.config, parts.held.sites, ()), state, 1)
+    made, line, _ = step(
+        parts.method, parts.init, clients, build.rounds(parts.config, parts.federation.sites, ()), state, 1
+    )
     assert made is state
     assert line["left_out"][2]["why"] == "1 of 3 clients made keys, and secure.threshold = 0.6 needs 2"
 

@@ -23,21 +23,28 @@ def interval(sites=SITES, **settings):
 def test_by_samples_passed_evaluation_takes_a_fifth_of_the_time():
     # A round of ten clients passes 10 x 70 = 700 samples, which take as long as 2,100 evaluated ones; scored are
     # 50 x 30 samples of all clients, and 10 x 30 of the participants after local training: 1,800.
-    one = {"method.epochs": 1, "fraction": 0.2, "rounds": 100}
+    one = {"method.epochs": 1, "fraction": 0.2, "rounds": 100, "eval.pooled": "last"}
     assert interval(**one) == 3  # 1800 / (2100 / 4) = 3.4
     assert interval(**one, **{"eval.after_local": "none"}) == 3  # 2.9
     assert interval(**one | {"method.epochs": 4}) == 1  # 0.9
     assert interval(**one | {"fraction": 1.0}) == 1
-    steps = {"method": "pfedpt", "method.epochs": 1, "method.prompt_epochs": 3, "eval.pooled": "never"}
-    assert interval(**one | steps) == 1  # both phases count: 4 epochs
 
 
-def test_personal_models_on_all_test_data_cost_most():
-    personal = {"method": "fedper", "method.epochs": 5, "fraction": 0.2}
-    assert interval(**personal, rounds=400) == 20  # 50 x 1,000 + 1,800 of 10,500 / 4
-    assert interval(**personal, rounds=400, **{"eval.pooled": "last"}) == 1
-    assert interval(**personal, rounds=60) == 6, "ten evaluations at least"
-    assert interval(**personal, rounds=10) == interval(**personal, rounds=3) == 1
+def test_models_of_each_client_on_all_test_data_cost_most():
+    given = {"method.epochs": 5, "fraction": 0.2}
+    assert interval(**given, rounds=400) == 20  # 50 x 1,000 + 1,800 of 10,500 / 4
+    assert interval(**given, rounds=60) == 6, "ten evaluations at least"
+    assert interval(**given, rounds=10) == interval(**given, rounds=3) == 1
+
+
+@pytest.mark.parametrize("method", ["fedper", "pfedpt", "centralised", "fedem", "ditto"])
+def test_methods_that_are_compared_and_their_seeds_have_the_same_rounds(method):
+    rng = np.random.default_rng(0)
+    sites = [Site("", np.arange(rng.integers(1, 200)), np.arange(30), np.arange(90)) for _ in range(8)]
+    given = {"fraction": 0.15, "method.epochs": 2, "rounds": 400, "eval.pooled": "last"}
+    expected = interval(sites, **given)
+    assert expected > 1
+    assert {interval(sites, method=method, seed=seed, **given) for seed in range(8)} == {expected}
 
 
 def test_a_number_is_taken_as_it_is_and_what_is_not_trained_is_evaluated_once():

@@ -96,11 +96,14 @@ def test_evaluations_are_counted_as_the_round_loop_makes_them(rounds: int, every
 
 
 def test_a_run_that_goes_on_counts_evaluations_from_there() -> None:
-    status = Status("x", 12)
-    status.begin(7, [0])
-    for round in (7, 8):
-        status.end(line(round, 0.0, None if round % 2 else 1.0))
-    assert status.left() == "0:02 left"  # after rounds 10 and 12
+    status = Status("x", 30)
+    status.begin(10, [0])
+    for round in (10, 11, 12):
+        status.end(line(round, 0.0, 1.0 if round % 10 == 0 else None))
+    assert status.left() == "at least 0:01 left"  # evaluated every round, or every tenth?
+    for round in range(13, 21):
+        status.end(line(round, 0.0, 1.0 if round % 10 == 0 else None))
+    assert status.left() == "0:01 left"
 
 
 def test_durations() -> None:

@@ -136,12 +136,24 @@ def test_all_clients_are_also_compared_after_local_training() -> None:
     assert (found.column, found.mean) == ("trained", pytest.approx((0.1 + 0.3) / 2))
 
 
-def test_a_table_tells_both() -> None:
-    """By hand from the kept results: means of 50 clients' accuracies, as received and after local training."""
+def test_newcomers_are_compared_with_newcomers() -> None:
+    ours, theirs = (result([0.9, 0.9], own=False) for _ in range(2))
+    assert difference([ours], [theirs], "newcomers") is None
+    for numbers, accuracies in ((ours, [0.6, 0.8]), (theirs, [0.5, 0.4])):
+        numbers["clients"]["newcomers_aggregated"] = result(accuracies)["clients"]["aggregated"]
+    found = difference([ours], [theirs], "newcomers")
+    assert found
+    assert (found.column, found.mean) == ("newcomers", pytest.approx((0.1 + 0.4) / 2))
+
+
+def test_a_table_tells_them_all() -> None:
+    """By hand from the kept results: means of 50 clients' accuracies, as received on their own and on all clients'
+    data, and after local training."""
     kept = Path(__file__).parents[2] / "experiments" / "evidence" / "cifar10-pfedpt"
     (sheet,) = tables.differences(comparison.read(kept, "FedAvg, equal passes").table)
     assert [line[:3] for line in sheet.lines if line[0] == "pFedPT"] == [
         ("pFedPT", "local", "+7.5"),  # 48.4 - 40.9
+        ("pFedPT", "global", "-1.9"),  # 39.3 - 41.2
         ("pFedPT", "trained", "-3.5"),  # 59.3 - 62.8
     ]
-    assert len(sheet.lines) == 12
+    assert len(sheet.lines) == 17, "FedAvg has one model, too"

@@ -172,6 +172,9 @@ def test_differences_name_their_column_and_their_meaning() -> None:
         "same": ("global", "cannot be told apart"),
         "zero-shot": ("global", "cannot be told apart"),
     }
+    also = {one["label"]: one["global_against"] for one in found if "global_against" in one}
+    assert list(also) == ["personal"], "own models and one model are also compared on all clients' test data"
+    assert (also["personal"]["mean"], also["personal"]["word"]) == (pytest.approx(0.2 - 0.4), "behind")
     said = shown(tables.comparison(found))
     assert "differences to base_1 in points, paired by seed and client; bootstrap over clients" in said
     assert "There is one seed: the intervals are over clients only" in said

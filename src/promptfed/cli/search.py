@@ -64,6 +64,7 @@ def choose(
     preset, given = split(words)
     folder = out or _fresh("choice")
     plan = choosing.prepare(preset, given, methods=names(methods), minutes=minutes, out=folder)
+    console.print(plan.sentence(), soft_wrap=True, highlight=False, markup=False)
     try:
         found = choosing.execute(plan, console)
     except KeyboardInterrupt:

@@ -269,7 +269,7 @@ def _locate(config: DatasetConfig, entry: Entry) -> Located:
         if path.is_dir():
             return sources.folder(path, splits)
         raise UserError(f'dataset.name = "{config.name}" is neither a folder nor a parquet or arrow file')
-    if config.name.startswith(("/", "./", "../", "~")) or config.name.count("/") > 1:
+    if config.name.startswith(("/", "./", "../", "~")) or config.name.endswith("/") or config.name.count("/") > 1:
         raise UserError(f'dataset.name = "{config.name}" does not exist; allowed: an existing folder or parquet file')
     if _HUB_ID.fullmatch(config.name):
         return tables.of_hub(config.name, None, wanted)

@@ -23,7 +23,7 @@ from ..data.datasets import VARIED
 from ..errors import UserError, nearest
 from ..method import Method
 from ..methods import why_not_cached
-from . import build, record, sheets, unseen
+from . import build, dryrun, record, sheets, unseen
 from . import config as C
 from .progress import Live
 from .record import Folder, View
@@ -209,6 +209,8 @@ def execute(
     config, path, resume = plan.config, plan.folder, plan.resume
     if not resume:
         _check_free(path)
+        if plan.federation is None and not config.consortium:
+            dryrun.check_fit(config)
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()
@@ -217,6 +219,8 @@ def execute(
     try:
         if resume:
             folder.verify()
+            if len(folder.lines()) < config.rounds:  # what it says is not of the whole run any more
+                (path / "result.json").unlink(missing_ok=True)
         parts = build.assemble(config, plan.federation, split if resume and split.exists() else None)
         unseen.prepare(config, parts.federation.dataset)
         files.write(path / "config.toml", C.dump(_recorded(plan)).encode())
@@ -224,7 +228,7 @@ def execute(
             parts.federation.save(split)
         clients = engine(parts, path)
         try:
-            rounds = build.rounds(config, parts.held.sites, parts.newcomers)
+            rounds = build.rounds(config, parts.federation.sites, parts.newcomers)
             server.run(parts.method, parts.model, parts.init, clients, rounds, folder)
         finally:
             sizes = clients.sizes()

@@ -119,7 +119,7 @@ def newcomers(config: Config, federation: Federation) -> tuple[int, ...]:
 
 
 def rounds(config: Config, sites: Sequence[Site], newcomers: tuple[int, ...]) -> server.Plan:
-    """Which clients train and are evaluated in which rounds. `sites`: who trains on what."""
+    """Which clients train and are evaluated in which rounds. `sites`: as split."""
     plan = server.Plan(
         rounds=config.rounds,
         fraction=config.fraction,
@@ -136,23 +136,25 @@ def rounds(config: Config, sites: Sequence[Site], newcomers: tuple[int, ...]) ->
 
 def _interval(config: Config, sites: Sequence[Site], plan: server.Plan) -> int:
     """Rounds from one evaluation to the next: as set or, if it is `auto`, by samples passed and not by time, so that it
-    is the same on every machine. Sites of a consortium, whose sizes nobody knows, are evaluated in every round."""
+    is the same on every machine. It is also the same for methods that are compared, and for their seeds: one epoch
+    setting is counted, and models of each client. Sites of a consortium, whose sizes nobody knows, are evaluated in
+    every round."""
     method, every = config.method.method, config.eval.every
     if not method.schedule(1):  # what is not trained stays as it is
         return plan.rounds
     if every != "auto":
         return every
-    chosen = plan.chosen({i: len(site.train) for i, site in enumerate(sites)}, 1)
-    trained = [len(sites[i].train) for i in chosen]
-    if not sum(trained):
+    sizes = {i: len(sites[i].train) for i in plan.train(range(len(sites)), 1)}
+    able = sum(n > 0 for n in sizes.values())
+    if not able:
         return 1
-    tested = sum(len(site.test) for site in sites)
-    own = [len(site.val) + len(site.test) for site in sites]
-    scored = sum(own) + (sum(own[i] for i in chosen) if plan.after_local != "none" else 0)
-    if method.personal and plan.pooled == "every":
-        scored += len(sites) * tested
-    trains = _TRAINING * sum(phase.passes(n) for phase in method.schedule(1) for n in trained)
-    return max(1, min(round(scored / (_EVALUATION * trains)), plan.rounds // _LOOKS))
+    share = len(plan.chosen(sizes, 1)) / able
+    own = sum(len(site.val) + len(site.test) for site in sites)
+    scored = own * (1 if plan.after_local == "none" else 1 + share)
+    if plan.pooled == "every":
+        scored += len(sites) * sum(len(site.test) for site in sites)
+    trained = share * sum(sizes.values()) * getattr(method, "epochs", 1)
+    return max(1, min(round(scored / (_EVALUATION * _TRAINING * trained)), plan.rounds // _LOOKS))
 
 
 def pooled(federation: Federation, newcomers: Sequence[int]) -> Federation:

@@ -22,7 +22,7 @@ from rich.console import Console
 from ..data import Federation
 from ..errors import Unsuited, UserError, unknown
 from ..method import Method
-from . import api, build, cells, claims, dryrun, record, sheets, tables
+from . import api, cells, claims, dryrun, record, sheets, tables
 from . import config as C
 from .api import Result, small
 from .display import bars
@@ -67,7 +67,7 @@ def _share(federation: Federation, file: Path) -> None:
 
 def check(jobs: Iterable[Job]) -> list[Job]:
     """Without those that cannot serve the protocol asked for. Refuses methods that do not fit their backbones, for what
-    is not done yet. Published backbones are shapes alone here, and of datasets in the catalogue nothing is loaded."""
+    is not done yet."""
     unable: dict[str, Unsuited] = {}
     jobs = list(jobs)
     for job in jobs:
@@ -75,14 +75,11 @@ def check(jobs: Iterable[Job]) -> list[Job]:
         if job.seed != job.row.seeds[0] or done or config.consortium:
             continue
         try:
-            dataset = dryrun.placeholder(config.dataset, config.backbone.name)
-            build.initial(config, dryrun.sketch(config, dataset))
+            dryrun.check_fit(config)
         except Unsuited as error:
             unable[job.row.label] = error
         except UserError as error:
             raise UserError(f'row "{job.row.label}": {error}') from None
-        except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
-            continue
     tell_unsuited(unable, {job.row.label for job in jobs})
     return [job for job in jobs if job.row.label not in unable]
 

@@ -62,7 +62,7 @@ def estimate(config: Config) -> Estimate:
     late = tuple(i for i, site in enumerate(federation.sites) if not len(site.train))
     newcomers = late if config.eval.leave_out else config.join.newcomers(len(federation.sites))
     sites = (build.pooled(federation, newcomers) if method.centralised else federation).sites
-    plan = build.rounds(config, sites, newcomers)
+    plan = build.rounds(config, federation.sites, newcomers)
     sizes = {i: len(site.train) for i, site in enumerate(sites)}
     turns = [len(plan.chosen(sizes, round_)) for round_ in range(1, config.rounds + 1)]
 
@@ -94,6 +94,15 @@ def estimate(config: Config) -> Estimate:
         traffic=(bytes_up + bytes_down) * sum(turns) + once * len(sites),
         passes=round(passes * sum(turns)) if known else None,
     )
+
+
+def check_fit(config: Config) -> None:
+    """Refuses a method that does not fit its backbone, before anything is loaded. Published backbones are shapes alone
+    here, and of datasets in the catalogue nothing is loaded."""
+    try:
+        build.initial(config, sketch(config, placeholder(config.dataset, config.backbone.name)))
+    except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
+        return
 
 
 def _offline(config: Config) -> None:

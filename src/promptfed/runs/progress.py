@@ -66,7 +66,8 @@ class Status:
         self._remarks: dict[str, tuple[int, dict[int, str]]] = {}  # slow, failed: last round with any, why by client
         self._train: list[float] = []
         self._evaluate: list[float] = []
-        self._scored, self._every = 0, 0  # the last evaluated round, and the rounds from one to the next
+        self._scored: int | None = 0  # the last evaluated round
+        self._every = 0  # rounds from one evaluation to the next; 0: unknown
         self._loss, self._scores = "", ""
         self._begun: float | None = None  # the round under way
         self._ask, self._asked, self._answered = "", 0, 0
@@ -75,8 +76,8 @@ class Status:
     def begin(self, round: int, clients: Sequence[int]) -> None:
         with self._lock:
             self.done, self._begun = round - 1, self._clock()
-            if not self._train:  # a run may go on
-                self._scored = self.done
+            if not self._train and self.done:  # a run goes on, and which round was evaluated last is not known
+                self._scored = None
             self._ask, self._asked, self._answered = "train", len(clients), 0
 
     def on_notice(self, notice: Notice) -> None:
@@ -94,7 +95,8 @@ class Status:
             self._train.append(seconds["train"])
             if "evaluate" in seconds:
                 self._evaluate.append(seconds["evaluate"])
-                self._scored, self._every = self.done, self.done - self._scored
+                self._every = 0 if self._scored is None else self.done - self._scored
+                self._scored = self.done
             self._remark("failed", self.done, {one["client"]: one["why"] for one in line["left_out"]})
             if len(self._train) > 1:  # the first round includes every client's warm-up
                 self._remark("slow", self.done, slow(seconds.get("clients", ())))
@@ -124,11 +126,11 @@ class Status:
         total = (self.rounds - self.done) * train + evaluations * _usual(self._evaluate)
         if self._begun is not None:
             total -= min(self._clock() - self._begun, train)
-        return f"{'' if self._evaluate else 'at least '}{duration(total)} left"
+        return f"{'' if self._every else 'at least '}{duration(total)} left"
 
     def _accuracy(self) -> str:
         """Of the last evaluation, with its round if that is not the last one."""
-        old = self._scores and self._scored < self.done
+        old = self._scores and self._scored != self.done
         return f"{self._scores} (round {self._scored})" if old else self._scores
 
     def line(self) -> str:

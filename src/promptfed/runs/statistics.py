@@ -13,7 +13,9 @@ LEVEL = 0.95
 _DRAWS = 4_000
 
 Numbers = Mapping[str, Any]  # result.json of a run
-Column = Literal["local", "global", "trained"]  # trained: local, after local training of all clients
+# trained: local, after local training of all clients; newcomers: local, of clients that never trained
+Column = Literal["local", "global", "trained", "newcomers"]
+_STAGES = {"trained": "after_local_all", "newcomers": "newcomers_aggregated"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Colum
     main = main_column(ours, theirs)
     column = column or main
     apart = column == "global" and main == "local"  # each client's own model, on all clients' test data
-    stage = "after_local_all" if column == "trained" else "aggregated"
+    stage = _STAGES.get(column, "aggregated")
     a, b = ({numbers["seed"]: _scores(numbers, stage, apart) for numbers in runs} for runs in (ours, theirs))
     pairs = [(a[seed], b[seed]) for seed in a if seed in b]
     clients = sorted(set.intersection(*({*x} & {*y} for x, y in pairs))) if pairs else []

@@ -21,7 +21,7 @@ from .cells import count, mean_of, over_seeds, points, rounds, score, size
 from .protocols import accuracies
 from .sheets import Sheet
 from .shown import PROTOCOLS, SHOWN, USUAL, Asked, across, beside, measured
-from .statistics import difference, main_column
+from .statistics import Column, difference, main_column, one_model
 
 Table = dict[str, Any]
 Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a table with columns
@@ -61,6 +61,9 @@ _MEANING = (
     "F1: macro, of the same data; val: local on validation data.",
     "To report: aggregated, last, over several seeds (compare --seeds 0,1,2); why: docs/concepts.md, What to report.",
 )
+
+_FURTHER: tuple[Column, ...] = ("global", "trained", "newcomers")  # other differences than those of the main column
+_AGAINST = ("against", *(f"{column}_against" for column in _FURTHER))
 
 
 def table(
@@ -138,8 +141,10 @@ def _compare(found: Sequence[Table], results: Mapping[str, Sequence[Result]], ag
             ours, theirs = ([run.numbers for run in results[label]] for label in (row["label"], base))
             paired = difference(ours, theirs)
             row["against"] = {"row": base, **(paired.complete() if paired else {"word": "cannot be paired"})}
-            if trained := difference(ours, theirs, "trained"):
-                row["trained_against"] = {"row": base, **trained.complete()}
+            mixed = one_model(ours[0]) != one_model(theirs[0])  # own models win on own data, one model on all data
+            for column in _FURTHER if mixed else _FURTHER[1:]:
+                if also := difference(ours, theirs, column):
+                    row[f"{column}_against"] = {"row": base, **also.complete()}
 
 
 def name(row: Table) -> str:
@@ -207,7 +212,7 @@ def _placed(rows: Sequence[Table], key: str) -> tuple[tuple[str, ...], list[tupl
 def differences(rows: Sequence[Table]) -> list[Sheet]:
     """To the row that the comparison is against; none where there is no such row."""
     compared = [row for row in rows if "against" in row]
-    each = [(row, row[key]) for key in ("against", "trained_against") for row in compared if key in row]
+    each = [(row, row[key]) for key in _AGAINST for row in compared if key in row]
     each.sort(key=lambda one: "reference" in one[0])
     lines = []
     for row, found in each:

@@ -120,6 +120,13 @@ class ChoosePlan:
     left_out: dict[str, str]
     minutes: float
     folder: Path
+    pretrained: bool = True
+
+    def sentence(self) -> str:
+        """What is tried, and what is not."""
+        said = f"candidates on {self.config.backbone.name}: {', '.join(self.candidates)}"
+        hint = "backbone.name names a pre-trained one, for which prompts and heads alone are tried"
+        return said if self.pretrained else f"{said} (all weights, from scratch; {hint})"
 
 
 def prepare(
@@ -156,7 +163,7 @@ def prepare(
             left_out[name] = str(error)
     if not fitting:
         raise UserError(f'backbone.name = "{config.backbone.name}": no candidate fits it; name some with --methods')
-    return ChoosePlan(config, fitting, left_out, minutes, out)
+    return ChoosePlan(config, fitting, left_out, minutes, out, bool(methods) or usual != _FROM_SCRATCH)
 
 
 def _usual(model: Model) -> tuple[str, ...]:
