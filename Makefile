@@ -13,7 +13,7 @@ run: $(STAMP)
 	@mkdir -p runs
 	@$(PAPERS) > runs/papers.log 2>&1 & $(PAPERS) 2>&1 | grep --line-buffered -E 'round ([0-9]+)/\1 ' || true; wait
 	@$(PAPERS)
-	@echo 'On your own images: $(BIN)/promptfed choose --minutes 10 dataset=FOLDER'
+	@echo 'On your own images: $(BIN)/promptfed choose --minutes 10 dataset=FOLDER backbone=facebook/deit-tiny-patch16-224'
 
 # All checks.
 test: lint

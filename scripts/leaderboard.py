@@ -150,7 +150,7 @@ def overview_of_unseen(found: Sequence[Board]) -> Sheet:
         first = [one for one in able if not one.method.reference][:3]
         lines.append((board.title, board.by or "", named(first, score), named(able, score, references=True)))
     heads = ("federation", "ranked by", "first three", "references")
-    return Sheet("At a glance, on what nobody has trained on", heads, lines)
+    return Sheet("At a glance, on what nobody has trained on, with rates found for the tables above", heads, lines)
 
 
 def named(entries: Sequence[Entry], score: Callable[[Entry], Any], references: bool = False) -> str:
