@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -129,3 +130,32 @@ def test_a_dataset_in_place_of_its_name(federation):
 
 def test_a_dataset_by_its_name_alone(federation):
     assert promptfed.load_dataset("digits").name == "digits"
+
+
+def test_one_class_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "cache"))
+    alone = Dataset.from_arrays("alone", np.zeros((9, 3, 16, 16), np.uint8), np.zeros(9, np.int64), ("upper",))
+    with pytest.raises(
+        UserError, match=r'^dataset\.name = "alone" has one class only: two are the least to tell apart$'
+    ):
+        promptfed.run(**SETTINGS, dataset=alone, partition={"name": "iid", "clients": 2}, out=tmp_path / "run")
+
+
+class Leaves:
+    """A view that leaves in the middle of a round."""
+
+    def begin(self, round, clients):
+        if round == 3:
+            raise KeyboardInterrupt
+
+    def on_notice(self, notice): ...
+
+    def end(self, line): ...
+
+
+def test_a_finished_run_that_goes_on_is_not_finished_until_it_ends(federation):
+    promptfed.run(**SETTINGS, federation=federation, out="mine")
+    with pytest.raises(KeyboardInterrupt):
+        promptfed.run(out="mine", resume=True, rounds=4, view=Leaves())
+    assert Run(Path("mine")).result is None
+    assert promptfed.run(out="mine", resume=True, rounds=4).numbers["rounds"] == 4

@@ -58,6 +58,8 @@ def assemble(config: Config, federation: Federation | None = None, partition: Pa
     """Loads the data, splits them (or takes the split of a file) and builds the model."""
     device = pick_device(config.engine.device)
     held = federation or split(config, partition)
+    if len(held.dataset.classes) < 2:
+        raise UserError(f'dataset.name = "{held.dataset.name}" has one class only: two are the least to tell apart')
     model = build_model(config, held.dataset)
     if config.consortium and not model.preprocess and not (config.dataset.mean and config.dataset.std):
         raise UserError(
