@@ -1,5 +1,6 @@
 """Methods by name: compositions, settings and their defaults, and mistakes in one sentence."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,33 @@ FOLDER = Path(methods.__file__).parent
 def test_a_method_can_be_read_at_once(file: Path) -> None:
     if file not in (FOLDER / "__init__.py", FOLDER / "catalogue.py"):  # names of all methods
         assert len(file.read_text().splitlines()) <= 120
+
+
+class Short(FedAvg):
+    def loss(self, model: Any, batch: Any) -> Any: ...
+
+
+class Long(FedAvg):
+    def aggregate(self, state: Any, updates: Any, round: int) -> Any: ...
+
+
+class Open(FedAvg):
+    def loss(self, *given: Any) -> Any: ...
+
+    def aggregate(self, state: Any, updates: Any, extra: Any = None) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Short", 'Short": loss(self, model, batch) must take the arguments loss(self, model, params, batch, ctx)'),
+        (
+            "Long",
+            r'Long": aggregate(self, state, updates, round) must take the arguments aggregate(self, state, updates)',
+        ),
+    ],
+)
+def test_a_hook_with_other_arguments_is_refused_before_the_first_round(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        create(f"{__name__}:{name}")
+    assert create(f"{__name__}:Open")

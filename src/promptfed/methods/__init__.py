@@ -1,6 +1,7 @@
 """Methods by name: a base, and plug-ins after `+` that replace or wrap its tuning, or fine-tune its result."""
 
 import importlib
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from .catalogue import ALIASES, FINE_TUNED, METHODS, PROMPTS, TUNINGS
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
 from .fedpr import FedPr
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Recipe(NamedTuple):
@@ -93,7 +96,24 @@ def _import(name: str) -> type[Method]:
         raise UserError(f'method.name = "{name}" cannot be imported: {type(error).__name__}: {error}') from None
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UserError(f'method.name = "{name}" is not a class derived from promptfed.Method')
+    _check_hooks(name, kind)
     return kind
+
+
+def _check_hooks(name: str, kind: type[Method]) -> None:
+    """Refuses a hook that is overridden with other arguments: calling it would fail in the middle of a run."""
+    for hook, function in inspect.getmembers(Method, inspect.isfunction):
+        if not callable(overridden := getattr(kind, hook)) or overridden is function:
+            continue
+        own = inspect.signature(overridden)
+        given = [one.name for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
+        try:
+            own.bind(*given)
+        except TypeError:
+            has = ", ".join(own.parameters)
+            raise UserError(
+                f'method.name = "{name}": {hook}({has}) must take the arguments {hook}({", ".join(given)})'
+            ) from None
 
 
 def fields(name: str) -> dict[str, FieldInfo]:
