@@ -28,6 +28,7 @@ def test_by_samples_passed_evaluation_takes_a_fifth_of_the_time():
     assert interval(**one, **{"eval.after_local": "none"}) == 3  # 2.9
     assert interval(**one | {"method.epochs": 4}) == 1  # 0.9
     assert interval(**one | {"fraction": 1.0}) == 1
+    assert interval(**one | {"method.epochs": 0}) == 3, "as one epoch"
 
 
 def test_models_of_each_client_on_all_test_data_cost_most():

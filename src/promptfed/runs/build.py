@@ -155,7 +155,7 @@ def _interval(config: Config, sites: Sequence[Site], plan: server.Plan) -> int:
     scored = own * (1 if plan.after_local == "none" else 1 + share)
     if plan.pooled == "every":
         scored += len(sites) * sum(len(site.test) for site in sites)
-    trained = share * sum(sizes.values()) * getattr(method, "epochs", 1)
+    trained = share * sum(sizes.values()) * max(1, method.epochs)
     return max(1, min(round(scored / (_EVALUATION * _TRAINING * trained)), plan.rounds // _LOOKS))
 
 

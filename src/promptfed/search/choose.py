@@ -125,8 +125,9 @@ class ChoosePlan:
     def sentence(self) -> str:
         """What is tried, and what is not."""
         said = f"candidates on {self.config.backbone.name}: {', '.join(self.candidates)}"
-        hint = "backbone.name names a pre-trained one, for which prompts and heads alone are tried"
-        return said if self.pretrained else f"{said} (all weights, from scratch; {hint})"
+        if self.pretrained:
+            return said
+        return f"{said}; all weights from scratch: set backbone.name to a pre-trained model to try prompts and heads"
 
 
 def prepare(
