@@ -401,6 +401,8 @@ def test_list(promptfed, what):
     [
         (["run", "method=pfedtp"], 'did you mean "pfedpt"'),
         (["run", "dataset=cifra10"], 'did you mean "cifar10"'),
+        (["run", "dataset=nofolder/"], 'dataset.name = "nofolder/" does not exist'),
+        (["run", "method=fedvpt", "method.layers=99"], "method.layers = 99 should be 'first' or 'all' or a list"),
         (["run", "backbone=vit-tny"], 'did you mean "vit-tiny"'),
         (["run", "dataset.size=12"], "dataset.size"),
         (["run", "method.prompt_size=16"], "method.prompt_size = 16"),

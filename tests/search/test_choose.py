@@ -175,3 +175,13 @@ def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path, monkeypatc
 def test_a_budget_that_is_too_short_for_every_candidate_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--minutes = 0\.002 is too short for every candidate \(head-tune: .*; local"):
         choose(methods=["head-tune", "local+head"], minutes=0.002, out=tmp_path / "out", **TINY)
+
+
+@pytest.mark.parametrize(("backbone", "scratch"), [("cnn", True), ("vit-mini", False), ("clip-mini", False)])
+def test_candidates_are_told_and_what_a_backbone_from_scratch_leaves_out(
+    backbone: str, scratch: bool, tmp_path: Path
+) -> None:
+    plan = ch.prepare(None, {"backbone": backbone, "dataset": "shapes"}, out=tmp_path / "choice")
+    said = plan.sentence()
+    assert said.startswith(f"candidates on {backbone}: {', '.join(plan.candidates)}")
+    assert ("set backbone.name to a pre-trained model" in said) is scratch

@@ -46,6 +46,7 @@ def run(
     if dry_run:
         console.print(dryrun.table([(config.method.name, 1, config)]))
         return
+    api.check_fit(plan)
     with (
         interruptible(f"promptfed run --resume --out {folder}"),
         progress.Live(console, config.method.name, config.rounds) as live,

@@ -107,6 +107,7 @@ def run(
     folder = Path(out) if out else None
     plan = prepare(preset, settings, out=folder, resume=resume, mini=mini, federation=federation)
     config = plan.config
+    check_fit(plan)
     shown = Live(Console(stderr=True, markup=False, emoji=False), config.method.name, config.rounds)
     with shown if progress and view is None else nullcontext(view) as watching:
         found = execute(plan, watching)
@@ -143,6 +144,13 @@ def prepare(
         raise UserError("eval.novel cannot be given with a federation: its clients hold all classes (allowed: dataset)")
     folder = out or fresh(config, federation.dataset.name)
     return RunPlan(C.make(config.complete(), saved_split(folder)), folder, federation=federation)
+
+
+def check_fit(plan: RunPlan) -> None:
+    """Refuses a method that does not fit its backbone before images of the catalogue are loaded, as a comparison does
+    for its rows."""
+    if not plan.resume and plan.federation is None and not plan.config.consortium:
+        dryrun.check_fit(plan.config)
 
 
 def common_tables(
@@ -209,8 +217,6 @@ def execute(
     config, path, resume = plan.config, plan.folder, plan.resume
     if not resume:
         _check_free(path)
-        if plan.federation is None and not config.consortium:
-            dryrun.check_fit(config)
     tracked = Tracked(config.engine.trackers, path, config.complete())
     if config.privacy.noise:
         privacy.accounting()

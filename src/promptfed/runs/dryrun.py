@@ -97,8 +97,8 @@ def estimate(config: Config) -> Estimate:
 
 
 def check_fit(config: Config) -> None:
-    """Refuses a method that does not fit its backbone, before anything is loaded. Published backbones are shapes alone
-    here, and of datasets in the catalogue nothing is loaded."""
+    """Refuses a method that does not fit its backbone. Published backbones are shapes alone here, and of datasets in
+    the catalogue nothing is loaded."""
     try:
         build.initial(config, sketch(config, placeholder(config.dataset, config.backbone.name)))
     except RuntimeError:  # it looks at values, which a sketch has not: the run will tell
