@@ -5,18 +5,25 @@ python scripts/keep_results.py runs/NAME experiments/PAPER/NAME --replace /my/da
 
 A line has the run's `label` and `seed`, its `result` (result.json) and its `rounds` (rounds.jsonl without the scores of
 single clients; those of the last round are in the result). With --brief a line has no rounds.
+
+With --update the comparison has some rows of one that is kept already: they take the place of those of the same label,
+and kept.json says which commit made them.
 """
 
 import argparse
 import json
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from promptfed.runs import tables
+from promptfed.runs.comparison import read
 from promptfed.runs.rows import Row
+from promptfed.runs.sheets import markdown
 
 
 def main() -> None:
@@ -26,19 +33,28 @@ def main() -> None:
     parser.add_argument("--replace", action="append", default=[], metavar="OLD=NEW", help="in everything written")
     parser.add_argument("--brief", action="store_true", help="without rounds")
     parser.add_argument("--commit", help="of the code that made the runs, if it is not this")
+    parser.add_argument("--update", action="store_true", help="replace these rows in what is kept")
     given = parser.parse_args()
     replace = dict(pair.split("=", 1) for pair in given.replace)
-    keep(given.comparison, given.kept, replace, brief=given.brief, made_by=given.commit)
+    keep(given.comparison, given.kept, replace, brief=given.brief, made_by=given.commit, update=given.update)
 
 
 def keep(
-    comparison: Path, kept: Path, replace: Mapping[str, str], brief: bool = False, made_by: str | None = None
+    comparison: Path,
+    kept: Path,
+    replace: Mapping[str, str],
+    brief: bool = False,
+    made_by: str | None = None,
+    update: bool = False,
 ) -> None:
-    texts = {name: (comparison / name).read_text() for name in ("table.md", "table.json")}
-    labels = [row["label"] for row in json.loads(texts["table.json"])]
-    texts["results.jsonl"] = "".join(
-        json.dumps(run) + "\n" for label in labels for run in runs(comparison, label, brief)
-    )
+    about = {"date": str(date.today()), "commit": made_by or commit(), "brief": brief}
+    labels = [row["label"] for row in json.loads((comparison / "table.json").read_text())]
+    found = {label: [json.dumps(run) + "\n" for run in runs(comparison, label, brief)] for label in labels}
+    if update:
+        texts, about = updated(kept, {label: lines for label, lines in found.items() if lines}, about)
+    else:
+        texts = {name: (comparison / name).read_text() for name in ("table.md", "table.json")}
+        texts["results.jsonl"] = "".join(line for lines in found.values() for line in lines)
     for name, text in texts.items():
         for old, new in replace.items():
             text = text.replace(old, new)
@@ -47,11 +63,31 @@ def keep(
             raise SystemExit(f"{name} would hold the path {path[1]} of this machine: add --replace {path[1]}=NAME")
         texts[name] = text
     kept.mkdir(parents=True, exist_ok=True)
-    for name, text in {
-        **texts,
-        "kept.json": json.dumps({"date": str(date.today()), "commit": made_by or commit(), "brief": brief}) + "\n",
-    }.items():
+    for name, text in {**texts, "kept.json": json.dumps(about) + "\n"}.items():
         (kept / name).write_text(text)
+
+
+def updated(kept: Path, found: Mapping[str, list[str]], about: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What is kept, with other lines for these labels, and its table made anew."""
+    lines: dict[str, list[str]] = {}
+    for line in (kept / "results.jsonl").read_text().splitlines(keepends=True):
+        lines.setdefault(json.loads(line)["label"], []).append(line)
+    if unknown := found.keys() - lines.keys():
+        raise SystemExit(f"{kept} has no row {', '.join(sorted(unknown))} to update")
+    whole = "".join(line for label in lines for line in found.get(label, lines[label]))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "results.jsonl").write_text(whole)
+        (folder / "table.json").write_bytes((kept / "table.json").read_bytes())
+        rows = read(folder).table
+    before = json.loads((kept / "kept.json").read_text())
+    later = {**before.get("later", {}), **{label: [about["date"], about["commit"]] for label in found}}
+    texts = {
+        "results.jsonl": whole,
+        "table.json": json.dumps(rows, indent=1) + "\n",
+        "table.md": markdown(tables.sheets(rows), tables.scales(rows), tables.notes(rows)),
+    }
+    return texts, {**before, "later": later}
 
 
 def commit() -> str | None:

@@ -218,7 +218,11 @@ def settings(entries: Sequence[Entry]) -> Iterator[str]:
 def date(folder: Path) -> str:
     file = folder / "kept.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
-    return f"Results of {kept.get('date', 'an unknown date')}, commit {kept.get('commit') or 'unknown'}."
+    said = f"Results of {kept.get('date', 'an unknown date')}, commit {kept.get('commit') or 'unknown'}"
+    later: dict[str, list[str]] = {}
+    for label, (day, commit) in kept.get("later", {}).items():
+        later.setdefault(f"of {day}, commit {commit or 'unknown'}", []).append(label)
+    return "; ".join([said, *(f"{made}: {', '.join(labels)}" for made, labels in later.items())]) + "."
 
 
 def unable(protocol: Protocol) -> Iterator[str]:

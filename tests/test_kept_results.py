@@ -74,6 +74,31 @@ def test_brief_results_have_a_table_and_no_rounds(tmp_path):
     assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
 
 
+def test_rows_that_were_run_again_take_the_place_of_the_kept_ones(tmp_path):
+    settings = {
+        "dataset": {"name": "digits", "limit": 60},
+        "partition": {"name": "iid", "clients": 2},
+        "engine": {"workers": 1},
+        "rounds": 1,
+    }
+    promptfed.compare(methods=["fedavg", "local"], out=tmp_path / "first", method={"epochs": 1}, **settings)
+    keep(tmp_path / "first", tmp_path / "kept", {}, brief=True, made_by="0123abc")
+    before = (tmp_path / "kept" / "results.jsonl").read_text().splitlines()
+    promptfed.compare(methods=["local"], out=tmp_path / "again", method={"epochs": 3}, **settings)
+    keep(tmp_path / "again", tmp_path / "kept", {}, brief=True, made_by="4567def", update=True)
+    after = (tmp_path / "kept" / "results.jsonl").read_text().splitlines()
+    assert after[0] == before[0]
+    assert json.loads(after[1])["result"]["config"]["method"]["epochs"] == 3
+    about = json.loads((tmp_path / "kept" / "kept.json").read_text())
+    assert about["commit"] == "0123abc"
+    assert {label: made for label, (_, made) in about["later"].items()} == {"local": "4567def"}
+    results, _ = read(tmp_path / "kept")
+    assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
+    promptfed.compare(methods=["fedprox"], out=tmp_path / "other", method={"epochs": 1}, **settings)
+    with pytest.raises(SystemExit, match="has no row fedprox to update"):
+        keep(tmp_path / "other", tmp_path / "kept", {}, update=True)
+
+
 def test_no_path_of_the_machine_is_kept(tmp_path):
     run = tmp_path / "runs" / "fedavg-ft-seed0"
     run.mkdir(parents=True)

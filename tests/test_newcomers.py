@@ -19,7 +19,7 @@ from promptfed.params import Params
 from promptfed.phases import Batch, Context, Holdings, Update
 from promptfed.runs import config as C
 from promptfed.server import Plan, run
-from promptfed.testing import Case, Memory, tiny_federation
+from promptfed.testing import NAMES, Case, Memory, tiny_federation
 
 SMALL: dict[str, Any] = {
     "dataset": {"name": "digits", "limit": 200},
@@ -30,8 +30,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-def case_of(method: Method, folder: Path) -> Case:
-    return Case(method, models.build("cnn", (3, 16, 16), 4, 0), tiny_federation(folder))
+def case_of(method: Method, folder: Path, backbone: str = "cnn", size: int = 16) -> Case:
+    model = models.build(backbone, (3, size, size), 4, 0, NAMES)
+    return Case(method, model, tiny_federation(folder, size=size))
 
 
 def run_with(case: Case, plan: Plan) -> Memory:
@@ -64,6 +65,16 @@ def test_a_client_that_never_trains_is_served_by_a_global_model(tmp_path: Path) 
     assert all([row["client"] for row in line["newcomers_aggregated"]["clients"]] == [2] for line in lines)
     assert [row["client"] for row in lines[-1]["after_local_all"]["clients"]] == [0, 1, 3, 4]
     assert "newcomers_after_local_all" not in lines[-1]
+
+
+def test_a_client_that_never_trains_is_served_without_an_own_part(tmp_path: Path) -> None:
+    """Its own context is not the initial one, which nobody has trained, but the shared one."""
+    settings = {"epochs": 1, "context": 2, "lr": 0.5}
+    case = case_of(methods.create("promptfolio", settings), tmp_path, backbone="clip-mini", size=32)
+    line = run_with(case, Plan(1, 1.0, 0, newcomers=(2,))).lines[-1]
+    served, common = (line[f"newcomers_{stage}"]["summary"]["loss"] for stage in ("aggregated", "common"))
+    assert served == common
+    assert line["aggregated"]["summary"]["loss"] != line["common"]["summary"]["loss"]
 
 
 def test_without_newcomers_nothing_is_said_of_them(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Method(BaseModel):
         return {name: p for name, p in state.items() if not name.startswith(f"{SUMS}.")}
 
     def start(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
-        """Client: the parameters that local training and evaluation start with."""
+        """Client: the parameters that local training starts with."""
         known = {**init, **private, **down}
         return {name: known[name] for name in init}
 
@@ -137,6 +137,11 @@ class Method(BaseModel):
                 f'method.head_init = "class-mean": {type(self).__name__} has no one head that all clients start from '
                 "(allowed: random, zero)"
             )
+
+    def serve(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
+        """Client: the parameters that it predicts with. They differ from start() where training starts elsewhere, or
+        where a client that has not trained yet lacks a part of its own."""
+        return self.start(init, down, private, memory)
 
     def secrets(self) -> Params:
         """Client, before its first contact: what it makes for itself and never sends."""
@@ -263,7 +268,10 @@ class Method(BaseModel):
             return self.upload(self.start(init, ctx.down, {}, {}), ctx)
 
     def remembered(self, params: Params) -> Params:
-        return {name: p for name, p in params.items() if self.tuning.role(name) in self.memory}
+        return {name: p for name, p in params.items() if self.remembers_role(self.tuning.role(name))}
+
+    def remembers_role(self, role: str) -> bool:
+        return role in self.memory
 
     def sgd(self, lr: float | None = None) -> Optimizer:
         """The configured optimiser, with another learning rate if given."""

@@ -1,12 +1,15 @@
 """FedAMP's attention between clients against NumPy, and its proximal term."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, local_round, proximal
 
+from promptfed.clients.messages import Train, read_update
 from promptfed.methods import create
 from promptfed.phases import Update
-from tiny import descend, near, numbers, plan, same, work
+from tiny import descend, near, numbers, plan, same, toy_host, work
 
 
 def test_similar_clients_count_more() -> None:
@@ -48,3 +51,15 @@ def test_a_client_is_held_near_what_it_received() -> None:
         local_round(method, one).params,
         descend(start, one.samples, plan(N, B, 2), at(LR, *WEIGHTS), proximal(3.0, start)),
     )
+
+
+def test_a_client_trains_from_what_it_received_and_predicts_with_its_own_model(tmp_path: Path) -> None:
+    method = create("fedamp", {**COMMON, "epochs": 1})
+    host = toy_host(method, tmp_path)
+    _, (blob,) = host.train([[host.work(0, dict(MODEL.weights), 1)]], Train(round=1, score=False))
+    sent, _ = read_update(blob)
+    down = near(MODEL.weights, 8)
+    same(host.work(0, down, 2).params, numbers(down), 0)
+    same(host.work(0, down, 2, predicts=True).params, numbers(sent), 0)
+    same(host.work(1, down, 2, predicts=True).params, numbers(down), 0)  # it has not trained yet
+    host.store.close()

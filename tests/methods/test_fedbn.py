@@ -29,6 +29,7 @@ def test_layer_norms_stay() -> None:
         ("body.image.stem.0.conv", "body"),
         ("body.blocks.3.scale1", "body"),  # DINOv2's LayerScale normalises nothing
         ("body.norm_pre.bias", "norm"),
+        ("body.scale", "body"),  # a CLIP's temperature
         ("head.weight", "head"),
     ],
 )

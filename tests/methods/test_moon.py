@@ -95,3 +95,12 @@ def test_moon_remembers_the_body_it_trained_last(tmp_path: Path) -> None:
     for again in (host.work(0, down, 1), host.work(1, down, 2)):
         same(again.memory, {name: p for name, p in numbers(down).items() if name in BODY}, 0)
     host.store.close()
+
+
+def test_moon_remembers_all_that_features_depend_on() -> None:
+    roles = {"context": True, "deep.0": True, "map.0.weight": True}  # of MaPLe, whose maps have another role
+    method = create("moon+maple")
+    for name, remembered in roles.items():
+        assert method.remembers_role(method.tuning.role(name)) is remembered
+    assert not create("moon").remembers_role("head")
+    assert not create("moon+pt").remembers_role("private")

@@ -108,7 +108,7 @@ def test_pfedmoap_weighs_experts_by_attention_of_the_image() -> None:
         for c in range(3):
             scores = np.exp([query @ (params["gate.key"].numpy() @ h[c]) / math.sqrt(3) for h in experts])
             mixture = sum(s * h[c] for s, h in zip(scores / scores.sum(), experts, strict=True))
-            expected = SCALE * f @ (0.3 * experts[0][c] + 0.7 * mixture)
+            expected = SCALE * f @ (0.3 * experts[0][c] + mixture)
             assert logits[i, c] == pytest.approx(expected, abs=2e-3)
 
 
@@ -133,12 +133,20 @@ def test_pfedmoaps_server_hands_on_the_nearest_prompts() -> None:
     assert [float(p.mean()) for p in method.down(few, 0)["experts"]] == [2.0, 2.0]  # repeated
 
 
-def test_a_client_of_pfedmoap_goes_on_with_its_own_prompt() -> None:
+def test_a_client_of_pfedmoap_trains_from_the_mean_and_predicts_with_its_own_prompt() -> None:
     method, init = moap()
-    own, experts = torch.ones(2, 128), torch.zeros(2, 2, 128)
-    started = method.start(init, {"experts": experts}, {}, {"context": own})
-    assert torch.equal(started["context"], own)
-    assert torch.equal(started["experts"], experts)
+    ups = {client: {"context": torch.full((2, 128), value)} for client, value in ((4, 1.0), (6, 5.0))}
+    state = method.begin(MODEL, init, 0)
+    assert torch.equal(method.down(state, 6)["context"], init["context"])
+    state = method.aggregate(state, [Update(client, {}, up, client - 3) for client, up in ups.items()])
+    down = method.down(state, 6)
+    assert torch.equal(down["context"], torch.full((2, 128), (1 * 1.0 + 3 * 5.0) / 4))
+    for memory in ({}, ups[6]):
+        started, served = (hook(init, down, {}, memory) for hook in (method.start, method.serve))
+        assert torch.equal(started["context"], down["context"])
+        assert torch.equal(served["context"], memory.get("context", down["context"]))
+        assert torch.equal(started["experts"], served["experts"])
+        assert torch.equal(served["experts"], torch.ones(2, 2, 128))
     assert set(method.shared(init)) == {"context"}
     assert set(method.kept(init)) == {"gate.query", "gate.key"}
 
@@ -242,27 +250,50 @@ def test_clients_whose_parameters_differ_in_shape_are_trained_in_one_block() -> 
         assert not torch.equal(done.params["own"], one.params["own"])
 
 
-@pytest.mark.parametrize(("removed", "directions"), [(1.0, 4), (0.5, 2), (0.3, 2)])
-def test_the_projection_removes_the_own_contexts_main_directions(removed: float, directions: int) -> None:
+@pytest.mark.parametrize(("removed", "kept"), [(0.0, [0, 1, 2, 3]), (0.2, [0, 1, 2, 3]), (0.3, [1, 2, 3]), (1.0, [])])
+def test_the_projection_removes_the_shared_contexts_main_directions(removed: float, kept: list[int]) -> None:
     g = np.random.default_rng(0)
-    shared, own = g.normal(size=(3, 10)), g.normal(size=(4, 10))
-    found = project(torch.from_numpy(shared), torch.from_numpy(own), removed).numpy()
-    values, vectors = np.linalg.eigh(own.T @ own)
-    main = vectors[:, np.argsort(values)[::-1][:directions]]
-    np.testing.assert_allclose(found @ main, 0, atol=1e-10)
-    np.testing.assert_allclose(found, shared - sum(np.outer(shared @ m, m) for m in main.T), atol=1e-10)
+    own, shared = g.normal(size=(3, 10)), g.normal(size=(4, 10))
+    found = project(torch.from_numpy(own), torch.from_numpy(shared), removed).numpy()
+    values, vectors = np.linalg.eigh(shared.T @ shared)
+    ordered = vectors[:, np.argsort(values)[::-1]].T
+    expected = sum((np.outer(own @ ordered[i], ordered[i]) for i in kept), np.zeros((3, 10)))
+    np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
-def test_fedpha_aligns_the_own_context_with_the_projected_shared_one() -> None:
-    settings = {"context": 3, "lengths": (2, 4), "mu": 0.4, "temperature": 0.2, "own_share": 0.3}
-    params = near(pha(**settings).tuning.init(MODEL, 0), 1, 0.3)
+def test_fedpha_predicts_with_the_own_context_and_holds_it_between_its_projection_and_the_shared_one() -> None:
+    settings = {"context": 3, "lengths": (2, 4), "pull": 0.4, "push": 0.7, "margin": 0.9, "removed": 0.4}
+    method = pha(**settings)
+    params = near(method.tuning.init(MODEL, 0), 1, 0.3)
     shared, own = text(params["context"]), text(params["own"])
-    useful, term = text(project(params["context"], params["own"], 0.8)), 0.0
-    for c in range(3):
-        positive, negative = math.exp(own[c] @ useful[c] / 0.2), math.exp(own[c] @ shared[c] / 0.2)
-        term -= math.log(positive / (positive + negative)) / 3
-    expected = cross_entropy(SCALE * image() @ (0.7 * shared + 0.3 * own).T) + 0.4 * term
+    projected = text(project(params["own"], params["context"], 0.4))
+    apart = [float(np.linalg.norm(own[c] - shared[c])) for c in range(3)]
+    assert 0 < min(apart) < 0.9
+    task = sum(cross_entropy(SCALE * image() @ h.T) for h in (own, shared))
+    expected = task + 0.4 * ((own - projected) ** 2).mean() + 0.7 * sum(max(0, 0.9 - far) for far in apart) / 3
     assert loss_of("fedpha", params, **settings) == pytest.approx(expected, rel=1e-4)
+    logits = method.tuning.logits(MODEL, params, batch_of(), context())
+    np.testing.assert_allclose(logits, SCALE * image() @ own.T, atol=1e-3)
+
+
+# ---- clients that have not trained
+
+
+@pytest.mark.parametrize("name", ["promptfolio", "fedotp", "fedpha", "dp-fpl", "fedmgp"])
+def test_a_client_without_an_own_part_predicts_with_the_common_model(name: str) -> None:
+    method = create(name)
+    init = method.tuning.init(MODEL, 0)
+    state = near(method.begin(MODEL, init, 0), 1)
+    common, down = method.common(state), method.down(state, 2)
+    assert common is not None
+    own = next(iter(method.kept(init)))
+    for hook in (method.serve, method.start):
+        assert torch.equal(hook(init, common, {}, {})[own], common[own])
+    assert torch.equal(method.serve(init, down, {}, {})[own], common[own])
+    started = method.start(init, down, {}, {})
+    assert started[own].shape != common[own].shape or not torch.equal(started[own], common[own])
+    trained = near(method.kept(started), 2)
+    assert torch.equal(method.serve(init, down, trained, {})[own], method.start(init, down, trained, {})[own])
 
 
 # ---- FedMGP
@@ -279,15 +310,15 @@ def with_tokens(tokens: torch.Tensor) -> np.ndarray:
     return unit((MODEL.image_tower.features(MODEL.weights, X, tokens) @ MODEL.weights["body.image.proj"].T).numpy())
 
 
-def test_fedmgp_means_the_groups_and_drives_them_apart() -> None:
+def test_fedmgp_predicts_with_the_mean_of_groups_and_trains_each_and_drives_them_apart() -> None:
     method, params = mgp(diversity=0.6)
     images, texts = [with_tokens(p) for p in params["own.image"]], [text(p) for p in params["own.text"]]
-    logits = sum(SCALE * f @ h.T for f, h in zip(images, texts, strict=True)) / 3
-    np.testing.assert_allclose(method.tuning.logits(MODEL, params, batch_of(), context()), logits, atol=2e-3)
+    each = [SCALE * f @ h.T for f, h in zip(images, texts, strict=True)]
+    np.testing.assert_allclose(method.tuning.logits(MODEL, params, batch_of(), context()), sum(each) / 3, atol=2e-3)
     pairs = [(0, 1), (0, 2), (1, 2)]
     alike = sum((z[a] * z[b]).sum(-1).mean() for z in (images, texts) for a, b in pairs) / 3
     found = float(method.loss(MODEL, params, batch_of(), context())[0])
-    assert found == pytest.approx(cross_entropy(logits) + 0.6 * alike, rel=1e-4)
+    assert found == pytest.approx(sum(map(cross_entropy, each)) / 3 + 0.6 / 2 * alike, rel=1e-4)
 
 
 def drawn(method: FedMgp, params: Params, down: Params, round: int) -> list[int]:
@@ -309,6 +340,18 @@ def test_fedmgp_sends_groups_drawn_by_their_likeness_to_the_shared_ones() -> Non
     counts = np.bincount([drawn(method, params, down, round)[0] for round in range(300)], minlength=3)
     np.testing.assert_allclose(counts / 300, weights / weights.sum(), atol=0.08)
     assert drawn(method, params, down, 3) == drawn(method, params, down, 3)
+
+
+def test_fedmgp_draws_groups_by_the_nearest_of_the_shared_ones() -> None:
+    method, params = mgp(selected=2, temperature=0.01)
+    down = {name: p.clone() for name, p in params.items() if name.startswith("shared.")}
+    for name in ("text", "image"):  # one shared group is the first own one, the other is opposed to it
+        own, shared = params[f"own.{name}"], down[f"shared.{name}"]
+        shared[0], shared[1] = own[0], -own[0]
+        own[2] = -own[0]
+        own[1] = own[0].flip(0)  # near neither
+    assert all(drawn(method, params, down, round) == [0, 2] for round in range(20))
+    assert method.unmoved(params, Context(down, {}, None, torch.tensor(4), torch.ones(3))).keys() == down.keys()
 
 
 def test_in_fedmgp_what_the_server_has_replaces_what_the_client_sent() -> None:
@@ -345,4 +388,4 @@ def test_promptsrc_stays_near_clip_in_features_and_predictions() -> None:
     logits, said = SCALE * f @ h.T, SCALE * f0 @ h0.T
     p, q = (np.exp(z) / np.exp(z).sum(1, keepdims=True) for z in (said, logits))
     expected = cross_entropy(logits) + 3 * np.abs(f - f0).mean() + 2 * np.abs(h - h0).mean()
-    assert found == pytest.approx(expected + 0.5 * (p * np.log(p / q)).sum(1).mean(), rel=1e-4)
+    assert found == pytest.approx(expected + 0.5 * (p * np.log(p / q)).mean(), rel=1e-4)

@@ -210,6 +210,14 @@ def test_the_plan_is_the_one_of_least_cost(mass: float, partial: bool) -> None:
     assert (plans.sum(2) < 1 / 5 - 0.01).any() is np.bool_(partial)  # patches are left out
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_plan_with_as_little_entropy_as_allowed_is_finite(partial: bool) -> None:
+    cost = 0.7 + 0.6 * torch.rand(3, 5, 2, generator=torch.Generator().manual_seed(4))
+    plan = transport(cost, 0.01, 500, 0.8 if partial else 1.0, partial)
+    assert plan.isfinite().all()
+    torch.testing.assert_close(plan.sum(-2), torch.full((3, 2), 0.4 if partial else 0.5))
+
+
 def patches() -> np.ndarray:
     """(4, V, d)"""
     tower = MODEL.image_tower

@@ -93,12 +93,15 @@ class Host:
         else:
             received = {index: P.to(down, self.device) for index, down in received.items()}
             as_of = task.round if isinstance(task, M.Train) else task.as_of
+            predicts = isinstance(task, M.Evaluate) and not task.after_local
             if isinstance(task, M.Evaluate) and task.together and self._unions(task):
                 return M.Answer(self.evaluate_together(request.clients, received, as_of), [], perf_counter() - begun)
             first = request.clients[0]
             size = self.block or self._fitting(self.work(first.client, received[first.blob], as_of, first.once), as_of)
             parts = (request.clients[i : i + size] for i in range(0, len(request.clients), size))
-            each = ([self.work(to.client, received[to.blob], as_of, to.once) for to in part] for part in parts)
+            each = (
+                [self.work(to.client, received[to.blob], as_of, to.once, predicts) for to in part] for part in parts
+            )
             if isinstance(task, M.Train):
                 trained, answers = self.train(each, task)
                 results += trained
@@ -107,10 +110,13 @@ class Host:
                     results += self.evaluate(block, as_of, task.pooled, task.after_local)
         return M.Answer(results, answers, perf_counter() - begun)
 
-    def work(self, client: int, down: Params, as_of: int, once: Mapping[str, str] | None = None) -> Work:
-        """The client as of the start of a round. `once`: digests of what was sent only once, by name."""
+    def work(
+        self, client: int, down: Params, as_of: int, once: Mapping[str, str] | None = None, predicts: bool = False
+    ) -> Work:
+        """The client as of the start of a round, with the parameters that it trains from, or predicts with.
+        `once`: digests of what was sent only once, by name."""
         private, memory = self.remembers(client, as_of)
-        start = self.method.start(self.init, down, private, memory)
+        start = (self.method.serve if predicts else self.method.start)(self.init, down, private, memory)
         # A first-time participant remembers what it has just received, so that all clients of a block look alike.
         memory = memory or self.method.remembered(start)
         kept = {name: self.store.once(digest)[name] for name, digest in (once or {}).items()}
@@ -297,7 +303,7 @@ class Host:
             clients = [to.client for to in recipients if to.blob == blob]
             sites = [self.federation.sites[client] for client in clients]
             held = [part for site in sites for part in (site.val, site.test)]
-            index, first = np.concatenate(held), self.work(clients[0], down, as_of)
+            index, first = np.concatenate(held), self.work(clients[0], down, as_of, predicts=True)
             parts = (self.samples(index[i : i + CHUNK]) for i in range(0, len(index), CHUNK))
             each = evaluate_union(self.method, self.model, first, first.params, parts, list(map(len, held)))
             for client, val, test in zip(clients, each[::2], each[1::2], strict=True):

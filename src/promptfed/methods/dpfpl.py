@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .. import Model, Params, Phase, State
+from .. import Model, Params, Phase
 from ..phases import Normal
 from .text_prompts import TwoContexts, TwoContextsMethod
 
@@ -49,9 +49,8 @@ class DpFpl(TwoContextsMethod):
         clipped = gradient * (self.clip / norm.clamp(min=self.clip))
         return clipped + self.noise * self.clip * normal(*gradient.shape[-2:])
 
-    def common(self, state: State) -> Params:
-        """The shared context, unchanged."""
-        return {**self.down(state, client=0), "own": torch.zeros_like(state["context"])}
+    def instead(self, shared: Tensor) -> Tensor:
+        return torch.zeros_like(shared)
 
 
 def factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:

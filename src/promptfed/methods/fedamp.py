@@ -25,6 +25,13 @@ class FedAmp(Method):
     sigma: float = Field(10.0, gt=0, description="how much more similar models count (sigma)")
     lamda: float = Field(0.1, ge=0, description="weight of the distance to what was received (lambda / alpha)")
 
+    def serve(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
+        """w_i: its model after its last training. u_i only guides the next one."""
+        return {**self.start(init, down, private, memory), **memory}
+
+    def remembers_role(self, role: str) -> bool:
+        return role in self.roles() and not self.stays_role(role)
+
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         loss, stats = super().loss(model, params, batch, ctx)
         return loss + self.lamda / 2 * P.sqdist(self.shared(params), ctx.down), stats

@@ -9,8 +9,9 @@ import re
 from .. import Method
 from ..tuning import Transparent
 
-# Layer norms are called norm, norm1, norm_pre; a batch norm, multiplied into its convolution, is a scale and a shift.
-_NORM = re.compile(r"\.norm\w*\.(weight|bias)$|\.(scale|shift)$")
+# Layer norms are called norm, norm1, norm_pre; a batch norm, multiplied into its convolution, is a scale and a shift of
+# some layer (`body.scale` is a CLIP's temperature).
+_NORM = re.compile(r"\.norm\w*\.(weight|bias)$|\..+\.(scale|shift)$")
 
 
 class Norms(Transparent):

@@ -39,22 +39,33 @@ class FedMgp(TextMethod):
                 found[f"{OWN}.{name}"] = found[f"{OWN}.{name}"].index_copy(0, at.to(p.device), p)
         return found
 
+    def serve(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
+        """A client that has not trained yet has no groups of its own."""
+        return self.start(init, down if f"{OWN}.text" in private else self.common(down), private, memory)
+
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
+        """The mean over groups of each one's cross-entropy, and the likeness of groups, the mean of both towers'."""
         images = self.tuning.split(self.tuning.features(model, params, batch, ctx))
         texts = self.tuning.texts(model, params)
-        task = F.cross_entropy(self.tuning.mean_logits(model, images, texts), batch.y, reduction="none")
-        return batch.mean(task + self.diversity * likeness(images)) + self.diversity * likeness(texts).mean(), {}
+        logits = self.tuning.group_logits(model, images, texts)
+        task = torch.stack([F.cross_entropy(each, batch.y, reduction="none") for each in logits]).mean(0)
+        weight = self.diversity / 2
+        return batch.mean(task + weight * likeness(images)) + weight * likeness(texts).mean(), {}
 
     def chosen(self, params: Params, ctx: Context) -> Tensor:
-        """(s,) groups drawn without replacement, by softmax of their mean cosine with what was received."""
+        """(s,) groups drawn without replacement, by softmax of their cosine with the nearest one received."""
         own, received = (_flat(P.under(p, name)) for p, name in ((params, OWN), (ctx.down, SHARED)))
-        cosines = F.cosine_similarity(own[:, None], received[None], dim=-1).mean(1)  # (G,)
+        cosines = F.cosine_similarity(own[:, None], received[None], dim=-1).amax(1)  # (G,)
         weights = (cosines / self.temperature).softmax(0).cpu()
         return torch.multinomial(weights, self.tuning.selected, generator=ctx.random("groups")).sort().values
 
     def upload(self, params: Params, ctx: Context) -> Params:
         at = self.chosen(params, ctx)
         return P.nested(SHARED, {name: p[at.to(p.device)] for name, p in P.under(params, OWN).items()})
+
+    def unmoved(self, init: Params, ctx: Context) -> Params:
+        """The groups that it received, whichever it would have drawn."""
+        return P.nested(SHARED, P.under(ctx.down, SHARED))
 
     def keep(self, model: Model, params: Params, ctx: Context) -> Params:
         return {_CHOSEN: self.chosen(params, ctx)}

@@ -5,28 +5,25 @@ Fang et al., "FedPHA: Federated Prompt Learning for Heterogeneous Client Adaptat
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.nn import functional as F
 
 from .. import Batch, Context, Model, Params, State, UserError
 from ..models.base import normal
 from ..seeding import torch_rng
 from ..tuning import as_clip
-from .moon import contrast
-from .promptfolio import Portfolio
-from .text_prompts import TwoContextsMethod
+from .text_prompts import TwoContexts, TwoContextsMethod
 
 
-class Lengths(Portfolio):
-    """Text features are a mixture of both contexts', as of PromptFolio."""
+class Lengths(TwoContexts):
+    """A client predicts with its own context alone."""
 
     role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "text context of another length"}
 
-    own_share: float = Field(0.5, ge=0, le=1, description="share of the client's own text features")
     lengths: tuple[int, ...] = Field(
         (4, 8, 16), description="numbers of vectors of the clients' own contexts: the clients take them in turn"
     )
@@ -46,19 +43,23 @@ class Lengths(Portfolio):
         own = normal(torch_rng(seed, "own context"), max(self.lengths), as_clip(model).text_width)
         return {**super().init(model, seed), "own": own}
 
+    def text(self, model: Model, params: Params) -> Tensor:
+        return self.text_of(model, params["own"])
+
 
 class FedPha(TwoContextsMethod):
-    """The own context's features are drawn to those of the projected shared context, and away from those of the
-    shared context as it is."""
+    """Each context is trained to predict. The own one's features are drawn to those of its projection, and kept away
+    from those of the shared one."""
 
     paper = "Fang et al., ICML 2025"
     tuned = Lengths
 
     tuning: Lengths = Field(default_factory=Lengths, description="what is trained")
-    mu: float = Field(1.0, ge=0, description="weight of the alignment")
-    temperature: float = Field(0.5, gt=0, description="temperature of the alignment")
+    pull: float = Field(1.0, ge=0, description="weight of the distance of own features to those of the projection")
+    push: float = Field(1.0, ge=0, description="weight of the nearness of own features to those of the shared context")
+    margin: float = Field(1.0, ge=0, description="distance of own and shared features from which they do not repel")
     removed: float = Field(
-        0.8, gt=0, le=1, description="share of the own context's main directions that the projection removes"
+        0.2, ge=0, le=1, description="share of the shared context's main directions that the projection removes"
     )
 
     def down(self, state: State, client: int) -> Params:
@@ -70,15 +71,16 @@ class FedPha(TwoContextsMethod):
         return super().start({**init, "own": own}, down, private, memory)
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
-        task, stats = super().loss(model, params, batch, ctx)
-        with torch.no_grad():
-            shared = self.tuning.text_of(model, params["context"])
-            useful = self.tuning.text_of(model, project(params["context"], params["own"], self.removed))
-        own = self.tuning.text_of(model, params["own"])
-        return task + self.mu * contrast(own, useful, shared, self.temperature).mean(), stats
+        of, shared, own = self.tuning.text_of, params["context"], params["own"]
+        kept, mine, common = of(model, project(own, shared.detach(), self.removed)), of(model, own), of(model, shared)
+        features = self.tuning.features(model, params, batch, ctx)
+        both = [as_clip(model).logits(model.weights, features, text) for text in (mine, common)]
+        task = torch.stack([F.cross_entropy(logits, batch.y, reduction="none") for logits in both]).sum(0)
+        near = F.relu(self.margin - torch.linalg.vector_norm(mine - common, dim=-1))  # (classes,)
+        return batch.mean(task) + self.pull * (mine - kept).square().mean() + self.push * near.mean(), {}
 
 
-def project(shared: Tensor, own: Tensor, removed: float) -> Tensor:
-    """(L, width): the shared context without its part in the span of the own one's leading right singular vectors."""
-    main: Tensor = torch.linalg.svd(own, full_matrices=False).Vh[: math.ceil(removed * len(own))]
-    return shared - shared @ main.T @ main
+def project(own: Tensor, shared: Tensor, removed: float) -> Tensor:
+    """(L, width): the own context's part in the span of the shared one's right singular vectors but the first."""
+    rest: Tensor = torch.linalg.svd(shared, full_matrices=False).Vh[int(removed * len(shared)) :]
+    return own @ rest.T @ rest

@@ -23,23 +23,21 @@ class FedProto(Method):
     private = ("body", "head")
     needs = ("body", "head")
 
-    lamda: float = Field(1.0, ge=0, description="weight of the distance between prototypes")
+    lamda: float = Field(1.0, ge=0, description="weight of the distance of features to prototypes")
 
     def stays(self, name: str) -> bool:
         return True
 
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
-        """Cross-entropy + lamda sum_c |P_c - mean of the batch's features of class c|^2, over classes that the batch
-        has samples of and the server a prototype."""
+        """Cross-entropy + lamda times the squared distance of a sample's features to the prototype of its class, as a
+        mean over coordinates; zero for classes without a prototype."""
         z = self.tuning.features(model, params, batch, ctx)
         cross_entropy = F.cross_entropy(self.tuning.head(model, params, z), batch.y, reduction="none")
         members = F.one_hot(batch.y, model.classes).to(z.dtype)  # (B, classes)
         if batch.weight is not None:
             members = members * batch.weight[:, None]
-        sums, seen = members.T @ z, members.sum(0)
-        distance = (sums / seen.clamp(min=1)[:, None] - ctx.down[_PROTOTYPES]).square().sum(1)
-        apart = (distance * ctx.down[_KNOWN] * (seen > 0)).sum()
-        return batch.mean(cross_entropy) + self.lamda * apart, {_SUM: sums, _SEEN: seen}
+        distance = (z - ctx.down[_PROTOTYPES][batch.y]).square().mean(1) * ctx.down[_KNOWN][batch.y]
+        return batch.mean(cross_entropy + self.lamda * distance), {_SUM: members.T @ z, _SEEN: members.sum(0)}
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
         """prototypes  (classes, d), zero where there is none yet

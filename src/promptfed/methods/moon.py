@@ -13,7 +13,6 @@ from .. import Batch, Context, Method, Model, Params, UserError
 
 class Moon(Method):
     paper = "Li et al., CVPR 2021"
-    memory = ("body",)
 
     mu: float = Field(1.0, ge=0, description="weight of the contrastive term")
     temperature: float = Field(0.5, gt=0, description="temperature of the contrastive term")
@@ -22,6 +21,10 @@ class Moon(Method):
         super().check(model, init)
         if self.tuning.frozen_name(model) in ("features", "patches"):
             raise UserError("method.name: Moon contrasts features, and those of this tuning are frozen")
+
+    def remembers_role(self, role: str) -> bool:
+        """What features depend on, of what is sent."""
+        return role in self.roles() and role != "head" and not self.stays_role(role)
 
     def sample_constants(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         # Neither model moves during the phase: their features are computed once per round, not once per epoch.

@@ -29,7 +29,7 @@ def overviews() -> list[Overview]:
 def overview(name: str) -> Overview:
     method = create(name)
     stays = _words(method, method.stays_role)
-    remembered = [f"last {words}" for words in _words(method, lambda role: role in method.memory)]
+    remembered = [f"{words} of its last round" for words in _words(method, method.remembers_role)]
     travels = _words(method, lambda role: not method.stays_role(role))
     travels = [tunes(method)] if lacks_prompts(method) else travels
     sums = ["sums of features"] if method.tuning.collects else []

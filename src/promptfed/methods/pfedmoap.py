@@ -19,7 +19,7 @@ from ..tuning import GIVEN, as_clip
 from ..tunings.text import TextContext
 from .text_prompts import TextMethod
 
-_FIRST, _PROMPT = "first", "prompt"
+_PROMPT = "prompt"
 
 
 class Experts(TextContext):
@@ -29,9 +29,9 @@ class Experts(TextContext):
     about = "text context + own gate over others' contexts"
     role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "gate over its own and others' contexts"}
 
-    experts: int = Field(10, ge=1, description="contexts of other clients that a client receives (K)")
+    experts: int = Field(9, ge=1, description="contexts of other clients that a client receives (K)")
     gate_width: int = Field(128, ge=1, description="width of the gate's queries and keys")
-    own_weight: float = Field(0.5, ge=0, le=1, description="share of the own context's logits besides the mixture")
+    own_weight: float = Field(0.5, ge=0, description="weight of the own context's logits, added to the mixture's")
 
     def init(self, model: Model, seed: int) -> Params:
         made, g, width = super().init(model, seed), torch_rng(seed, "gate"), as_clip(model).embedding
@@ -57,11 +57,12 @@ class Experts(TextContext):
         queries, keys = F.linear(features, params["gate.query"]), F.linear(text, params["gate.key"])
         attention = (torch.einsum("bg,ecg->ebc", queries, keys) / math.sqrt(self.gate_width)).softmax(0)
         each = torch.stack([clip.logits(model.weights, features, t) for t in text])  # (1 + K, B, classes)
-        return self.own_weight * each[0] + (1 - self.own_weight) * (attention * each).sum(0)
+        return self.own_weight * each[0] + (attention * each).sum(0)
 
 
 class PFedMoap(TextMethod):
-    """Contexts are not averaged: the server hands them on to the clients whose own contexts are nearest."""
+    """Training starts from the mean of the last round's contexts. Besides, the server hands contexts on to the clients
+    whose own are nearest, before they are averaged."""
 
     paper = "Luo et al., ICLR 2025"
     averages = False
@@ -74,9 +75,9 @@ class PFedMoap(TextMethod):
 
     # ---- client half
 
-    def start(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
-        """It goes on with the context of its last round."""
-        return super().start(init, {**memory, **down}, private, memory)
+    def serve(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
+        """With the context that it trained last."""
+        return {**self.start(init, down, private, memory), **memory}
 
     def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
         return {"experts": self.tuning.expert_text(model, params)}
@@ -84,18 +85,18 @@ class PFedMoap(TextMethod):
     # ---- server half
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
-        """first            the initial context
+        """context          the mean of the last round's contexts
         prompt.{client}  a client's last context, from its first round on"""
-        return {_FIRST: init["context"]}
+        return {"context": init["context"]}
 
     def down(self, state: State, client: int) -> Params:
-        """The K contexts of other clients that are nearest to the client's own. Fewer are repeated; if there are none,
-        it is the initial context."""
-        pool = P.under(state, _PROMPT)
-        own = pool.pop(str(client), state[_FIRST])
-        others = [pool[key] for key in sorted(pool, key=int)] or [state[_FIRST]]
+        """The mean, and the K contexts of other clients that are nearest to the client's own. Fewer are repeated; if
+        there are none, it is the initial context."""
+        mean, pool = state["context"], P.under(state, _PROMPT)
+        own = pool.pop(str(client), mean)
+        others = [pool[key] for key in sorted(pool, key=int)] or [mean]
         near = sorted(others, key=lambda p: float((p - own).square().sum()))
-        return {"experts": torch.stack([near[i % len(near)] for i in range(self.tuning.experts)])}
+        return {"context": mean, "experts": torch.stack([near[i % len(near)] for i in range(self.tuning.experts)])}
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
-        return {**state, **{f"{_PROMPT}.{u.client}": u.up["context"] for u in updates}}
+        return super().aggregate(state, updates) | {f"{_PROMPT}.{u.client}": u.up["context"] for u in updates}

@@ -37,7 +37,8 @@ class Independent(BothTowers):
 
 
 class PromptSrc(TextMethod):
-    """Cross-entropy + weighted L1 distances to CLIP's image and text features + KL(zero-shot || prompted)."""
+    """Cross-entropy + weighted L1 distances to CLIP's image and text features + KL(zero-shot || prompted), all of them
+    means over coordinates or classes."""
 
     paper = "Khattak et al., ICCV 2023, averaged"
     tuned: ClassVar[type[Tuning]] = Independent
@@ -56,7 +57,7 @@ class PromptSrc(TextMethod):
         given, zero_shot = batch.extra["features"], clip.zero_shot(model.weights)
         logits = clip.logits(model.weights, image, text)
         said = clip.logits(model.weights, given, zero_shot).log_softmax(-1)
-        divergence = (said.exp() * (said - logits.log_softmax(-1))).sum(-1)
+        divergence = (said.exp() * (said - logits.log_softmax(-1))).mean(-1)
         task = F.cross_entropy(logits, batch.y, reduction="none") + self.logits_weight * divergence
         per_sample = batch.mean(task + self.image_weight * (image - given).abs().mean(-1))
         return per_sample + self.text_weight * (text - zero_shot).abs().mean(), {}

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from torch import Tensor
+
 from .. import Model, Params, State, Tuning
 from ..models.base import normal
 from ..seeding import torch_rng
@@ -32,6 +34,14 @@ class TwoContextsMethod(TextMethod):
     tuned = TwoContexts
     private = ("own",)
 
+    def serve(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
+        """A client that has not trained yet has no context of its own."""
+        own = {} if "own" in private else {"own": self.instead(down["context"])}
+        return self.start(init, {**own, **down}, private, memory)
+
     def common(self, state: State) -> Params:
-        """The shared context in both places."""
-        return {**self.down(state, client=0), "own": state["context"]}
+        return {**self.down(state, client=0), "own": self.instead(state["context"])}
+
+    def instead(self, shared: Tensor) -> Tensor:
+        """What stands in the place of a client's own context for those that never train: the shared one again."""
+        return shared

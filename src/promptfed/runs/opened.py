@@ -286,7 +286,7 @@ def client_params(parts: build.Parts, store: Store, received: Params, client: in
     phases = method.adapt()
     if not phases:  # without a host, which would compute what is frozen
         kept = store.get(client, as_of)
-        return method.start(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
+        return method.serve(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
     work = build.make_host(parts, store).work(client, P.to(down, parts.device), as_of)
     return train(method, parts.model, [work], phases, parts.config.seed, as_of)[0].params
 

@@ -12,6 +12,7 @@ from .. import params as P
 from ..clients.store import Store
 from ..errors import UserError
 from ..flower.site import RECEIVED, SETTINGS, SiteFolder, read_received
+from ..method import Method
 from ..params import Params
 from ..runs import build, record
 from ..runs.opened import Run, client_params, reading
@@ -103,12 +104,12 @@ def _of_client(run: Run, client: int) -> Predictor:
 def _sent(run: Run, client: int) -> Params:
     """A model of which the site keeps nothing to itself."""
     method, init = run.method, run.parts.init
-    if method.adapt() or method.kept(init):
+    if method.adapt() or method.kept(init) or type(method).serve is not Method.serve:
         raise UserError(
             f"client = {client} has its model at its site, with parameters that never leave it: use it there, "
             "by the site's own folder"
         )
-    return method.start(init, method.down(run.state, client), {}, {})
+    return method.serve(init, method.down(run.state, client), {}, {})
 
 
 def _of_all(run: Run) -> Predictor:
@@ -121,7 +122,7 @@ def _of_all(run: Run) -> Predictor:
             raise UserError(f'"{name}" has no global model: its clients have models of their own, ask for one')
         down = method.down(run.state, 0)
     about = {"client": None, "round": run.round, "metrics": _metrics(run, None)}
-    return predictor(run.parts, method.start(run.parts.init, down, {}, {}), about)
+    return predictor(run.parts, method.serve(run.parts.init, down, {}, {}), about)
 
 
 def _metrics(run: Run, client: int | None) -> exported.Card:

@@ -61,7 +61,7 @@ class Groups(TextContext):
         return torch.cat([clip.features(model.weights, batch.x, p) for p in params["own.image"]], dim=-1)
 
     def head(self, model: Model, params: Params, features: Tensor) -> Tensor:
-        return self.mean_logits(model, self.split(features), self.texts(model, params))
+        return self.group_logits(model, self.split(features), self.texts(model, params)).mean(0)
 
     def split(self, features: Tensor) -> Tensor:
         """(B, G d) -> (G, B, d)"""
@@ -71,6 +71,7 @@ class Groups(TextContext):
         """(G, classes, d)"""
         return torch.stack([self.text_of(model, p) for p in params["own.text"]])
 
-    def mean_logits(self, model: Model, images: Tensor, texts: Tensor) -> Tensor:
+    def group_logits(self, model: Model, images: Tensor, texts: Tensor) -> Tensor:
+        """(G, B, classes)"""
         pairs = zip(images, texts, strict=True)
-        return torch.stack([as_clip(model).logits(model.weights, *pair) for pair in pairs]).mean(0)
+        return torch.stack([as_clip(model).logits(model.weights, *pair) for pair in pairs])

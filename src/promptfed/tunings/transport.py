@@ -26,7 +26,7 @@ class OverPatches(TextContext):
     backbones = "CLIP with a ViT"
     partial: ClassVar[bool] = False  # whether patches may be left out
 
-    regularisation: float = Field(0.1, gt=0, description="weight of the plan's entropy (lambda)")
+    regularisation: float = Field(0.1, ge=0.01, description="weight of the plan's entropy (lambda)")
     iterations: int = Field(50, ge=1, description="iterations of the plan's row and column scaling")
 
     def check(self, model: Model) -> None:
@@ -88,10 +88,12 @@ class ManyContexts(OverPatches):
 def transport(cost: Tensor, regularisation: float, iterations: int, mass: float = 1.0, partial: bool = False) -> Tensor:
     """(..., V, N) -> the plan T of the same shape that minimises <T, cost> - regularisation * entropy(T), with column
     sums mass / N and row sums 1 / V (Sinkhorn), or of at most 1 / V if partial (Dykstra's algorithm, as scalings)."""
-    kernel = (-cost / regularisation).exp()
-    v = torch.ones_like(kernel[..., :1, :])
+    # From the least cost on, so that a small regularisation leaves something of the kernel: v takes up the factor.
+    least, tiny = cost.amin((-2, -1), keepdim=True), torch.finfo(cost.dtype).tiny
+    kernel = ((least - cost) / regularisation).exp()
+    v = (-least / regularisation).exp().expand_as(kernel[..., :1, :])
     for _ in range(iterations):
-        u = 1 / kernel.shape[-2] / (kernel * v).sum(-1, keepdim=True)
+        u = 1 / kernel.shape[-2] / (kernel * v).sum(-1, keepdim=True).clamp(min=tiny)
         u = u.clamp(max=1) if partial else u
-        v = mass / kernel.shape[-1] / (kernel * u).sum(-2, keepdim=True)
+        v = mass / kernel.shape[-1] / (kernel * u).sum(-2, keepdim=True).clamp(min=tiny)
     return u * kernel * v
