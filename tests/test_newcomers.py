@@ -101,6 +101,7 @@ def test_a_run_reports_newcomers_and_resumes_across_their_joining(tmp_path: Path
         ({"round": 2}, r"join.round = 2 needs join.clients"),
         ({"clients": [9], "round": 2}, r"join.clients = \(9,\) must be different clients out of 0 to 4"),
         ({"clients": 5, "round": 2}, r"join.clients = 5 must be .* not all of them"),
+        ({"clients": -1, "round": 2}, r"join.clients = -1 must be different clients out of 0 to 4"),
         ({"clients": [1]}, r'join.round = 0: "fedper" has no model for a client that never trains'),
     ],
 )

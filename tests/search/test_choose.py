@@ -148,7 +148,32 @@ def test_the_ranking_says_what_the_clients_can_tell(tmp_path: Path) -> None:
     assert ranked[2].behind
     assert ranked[2].behind.low < 0.2 < ranked[2].behind.high
     said = ch.Chosen(tmp_path, ranked, {}, 9, 1.0).sentences()
-    assert "cannot tell it from near:" in said[1]
+    assert said[1] == "Its learning rate is the lowest of 2 tried: a further one may be better."
+    assert said[2] == "Accuracies are the best of up to 2 learning rates on the same validation data, one seed."
+    assert "cannot tell it from near:" in said[3]
+
+
+# ---- what is given
+
+
+def test_settings_go_to_the_candidates_that_have_them(tmp_path: Path) -> None:
+    plan = ch.prepare(None, {**TINY, "method": {"tokens": 3}}, methods=["head-tune", "fedvpt"], out=tmp_path / "a")
+    assert plan.candidates["fedvpt"].method.method.tuning.tokens == 3
+    with pytest.raises(UserError, match=r"^method\.tokens is not a setting of any method that is compared"):
+        ch.prepare(None, {**TINY, "method": {"tokens": 3}}, methods=["head-tune"], out=tmp_path / "b")
+    with pytest.raises(UserError, match=r'^method\.name = "pfedpg" is what is chosen: name candidates with --methods$'):
+        ch.prepare(None, {**TINY, "method": "pfedpg"}, methods=["head-tune"], out=tmp_path / "c")
+    assert list(ch.prepare(None, TINY, methods="head-tune, local+head", out=tmp_path / "d").candidates) == [
+        "head-tune",
+        "local+head",
+    ]
+
+
+def test_a_candidate_that_has_no_time_left_does_not_end_the_race(tmp_path: Path) -> None:
+    arms = [arm("slow", [0.9], seconds=30.0), arm("fast", [0.5], seconds=0.1), arm("other", [0.4], seconds=0.1)]
+    chosen, to = race(tmp_path, arms)._fitting(arms, 3, share=10.0)
+    assert [one.name for one in chosen] == ["fast", "other"]
+    assert to == 3
 
 
 # ---- all of it

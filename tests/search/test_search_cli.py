@@ -50,7 +50,7 @@ def test_a_search_that_is_killed_goes_on_and_its_comparison_says_the_budget(prom
     ("words", "says"),
     [
         (["tune", "--methods", "local", "--space", "method.mu=0.1..1"], "--space: method.mu is not a setting of any"),
-        (["compare", "--methods", "local", "--tune", 0], "--trials = 0 must be at least 1"),
+        (["compare", "--methods", "local", "--tune", 0], "--tune = 0 must be at least 1"),
         (["choose", "--minutes", 0], "--minutes = 0 must be greater than 0"),
     ],
 )

@@ -84,6 +84,23 @@ def test_a_budget_of_zero_and_an_empty_validation_set_are_refused(tmp_path: Path
     bare = {**TINY, "partition": {"name": "iid", "clients": 3, "split": (0.8, 0.0, 0.2)}}
     with pytest.raises(UserError, match=r"partition\.split = \[0\.8, 0\.0, 0\.2\]: no client has validation data"):
         tune(methods=["fedavg"], trials=1, out=tmp_path, **bare)
+    assert not list(tmp_path.glob("tune.json"))  # the folder is not taken by a search that cannot begin
+
+
+@pytest.mark.parametrize("name", ["table.json", "choice.json"])
+def test_the_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(UserError, match="holds something else than this search; choose another --out"):
+        tune(methods=["fedavg"], trials=1, out=tmp_path, **TINY)
+
+
+def test_a_comparison_is_not_tuned_by_more_trials_than_it_was_run_with(tmp_path: Path) -> None:
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "tune.json").write_text('{"trials": 2}')
+    (tmp_path / "table.json").write_text("[]")
+    said = r"^--tune = 3: .* holds a comparison that was tuned by 2 trials per row; choose another --out$"
+    with pytest.raises(UserError, match=said):
+        compare(methods=["fedavg"], tune=3, out=tmp_path, **TINY)
 
 
 # ---- studies, without training

@@ -90,7 +90,7 @@ def compare(
         if only or dry_run:
             raise UserError(f"--tune cannot be combined with {'--only' if only else '--dry-run'}")
         source = searching.Source(preset, given, rows, each, mini)
-        wanted = searching.prepare(source, trials=tune, out=folder / comparison.TUNING)
+        wanted = searching.for_comparison(source, tune, folder)
         with interruptible(again):
             preset, given, rows, each = str(searching.execute(wanted, console).file), {}, [], []
     plan = comparison.prepare(

@@ -29,6 +29,7 @@ from .display import bars
 from .progress import Live
 from .record import Busy, View
 from .rows import Job, Row, Table, budget, each_domain, named, plan, rows, tell_unsuited, trains
+from .sections import separated
 from .shown import Asked, wanted
 
 TUNING = "tuning"  # the folder in a comparison's where it was tuned
@@ -52,7 +53,10 @@ def claim(jobs: Sequence[Job], out: Path) -> None:
         raise UserError(f'--out: "{file}" is not the table of a comparison; choose another --out') from None
     for label in there:
         if label not in {job.row.label for job in jobs}:
-            raise UserError(f'--out = "{out}" holds another comparison, with a row "{label}"; choose another --out')
+            raise UserError(
+                f'--out = "{out}" holds a comparison with a row "{label}", which is not in this one; name all its rows '
+                "(--only runs some of them), or choose another --out"
+            )
     for job in jobs:
         if (job.folder / "config.toml").exists():
             _same(job)
@@ -231,6 +235,7 @@ def prepare(
     source = C.read(preset) if preset else {}
     spec = source.get("compare", {})
     common = api.common_tables(source, settings, federation)
+    methods = separated(methods)
     names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
     spec = each_domain(spec, common, names or named(spec))
     found = rows(spec, methods, seeds, small(source) if mini else None)
@@ -238,7 +243,8 @@ def prepare(
     jobs = plan(common, found, out, named(spec))
     chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
     if not chosen:
-        raise UserError(f'--only = "{only}" must be part of the label of a row')
+        labels = ", ".join(dict.fromkeys(job.row.label for job in jobs))
+        raise UserError(f'--only = "{only}" must be part of the label of a row ({labels})')
     _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
     tuned, asked, told = budget(spec, found), wanted(spec, found), claims.read(spec)
     return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
@@ -346,10 +352,11 @@ def compare(
     if tune and federation:
         raise UserError("tune and federation cannot both be given: save the split, and give dataset and partition.file")
     if tune:
-        from ..search.tune import tune as search  # which imports this module
+        from ..search import tune as search  # which imports this module
 
-        names = [method if isinstance(method, str) else api.class_name(method) for method in methods]
-        found = search(preset, methods=names, seeds=seeds, trials=tune, out=Path(out) / TUNING, mini=mini, **settings)
+        names = [method if isinstance(method, str) else api.class_name(method) for method in separated(methods)]
+        source = search.Source(preset, settings, names, seeds, mini)
+        found = search.execute(search.for_comparison(source, tune, Path(out)))
         preset, settings, methods, seeds = found.file, {}, (), ()
     wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
     planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)

@@ -200,9 +200,9 @@ def plan(common: Sequence[Mapping[str, Any]], rows: Sequence[Row], out: Path, ot
     tell_unsuited(unable, {row.label for row in rows})
     taken = {key for name in methods for key in M.fields(name)}
     aside = [*others, *([file["method"]["name"]] if "name" in file.get("method", {}) else [])]
-    _check_taken([file], taken | {key for name in aside for key in M.fields(name)})
-    _check_taken(given, taken)
-    _check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
+    check_taken([file], taken | {key for name in aside for key in M.fields(name)})
+    check_taken(given, taken)
+    check_taken((row.column for row in rows), taken | method_settings())  # of some rows, perhaps left out
     return jobs
 
 
@@ -244,7 +244,7 @@ def each_domain(spec: Mapping[str, Any], common: Sequence[Table], compared: Sequ
     }
 
 
-def _check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
+def check_taken(tables: Iterable[Mapping[str, Any]], known: set[str]) -> None:
     """A row's method takes those of the common settings that it has. What no row takes is a mistake."""
     for key in (key for table in tables for key in table.get("method", {})):
         if key not in known | {"name"}:

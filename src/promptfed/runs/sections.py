@@ -112,8 +112,9 @@ class Join(Section):
 
     def newcomers(self, count: int) -> tuple[int, ...]:
         """Their numbers, of so many clients."""
+        few = isinstance(self.clients, int) and self.clients < 0
         late = tuple(range(count - self.clients, count)) if isinstance(self.clients, int) else self.clients
-        if len(set(late)) < len(late) or not all(0 <= client < count for client in late) or len(late) >= count:
+        if few or len(set(late)) < len(late) or not all(0 <= client < count for client in late) or len(late) >= count:
             raise UserError(
                 f"join.clients = {self.clients} must be different clients out of 0 to {count - 1}, and not all of them"
             )

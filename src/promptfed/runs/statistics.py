@@ -11,6 +11,7 @@ from scipy.special import ndtri, stdtrit
 
 LEVEL = 0.95
 _DRAWS = 4_000
+_ROUNDING = 1e-20  # a variance below it is none
 
 Numbers = Mapping[str, Any]  # result.json of a run
 # trained: local, after local training of all clients; newcomers: local, of clients that never trained
@@ -67,16 +68,35 @@ def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Colum
     if not clients or any(n != m for row in sizes for n, m in row):
         return None
     values = np.array([[x[c][1] - y[c][1] for c in clients] for x, y in pairs])
-    weights = np.array(sizes)[..., 0].mean(0) if column == main == "global" else np.ones(len(clients))
-    return interval(values, weights, column)
+    counts = np.array(sizes, float)[..., 0].mean(0)
+    weights = counts if column == main == "global" else np.ones(len(clients))
+    each = (np.array([[one[c][1] for c in clients] for one in row]) for row in zip(*pairs, strict=True))
+    noise = sum(_of_images(scores, counts, apart) for scores in each)
+    shares = weights / weights.sum()
+    return interval(values, weights, column, float(noise if apart else shares**2 @ noise), shared=apart)
 
 
-def interval(values: np.ndarray, weights: np.ndarray, column: Column = "local") -> Difference | None:
-    """The mean of paired differences (seeds, clients), the clients weighted, and its bootstrap interval.
+def _of_images(scores: np.ndarray, counts: np.ndarray, together: bool) -> Any:
+    """The variance of accuracies (seeds, clients) by the choice of test images: of each client, or `together` of models
+    that are all scored on the images of all. By Laplace's rule, so that it is never zero."""
+    n, mean = (counts.sum(), scores.mean()) if together else (counts, scores.mean(0))
+    likely = (mean * n + 1) / (n + 2)
+    return likely * (1 - likely) / n
+
+
+def interval(
+    values: np.ndarray, weights: np.ndarray, column: Column = "local", noise: float = 0.0, shared: bool = False
+) -> Difference | None:
+    """The mean of paired differences (seeds, clients), the clients weighted, and its bootstrap interval. None if
+    nothing tells how wide it is.
 
     Seeds and clients are resampled independently. A percentile interval of few values is too narrow, so each part is
     scaled by sqrt(n / (n - 1)) and their sum by the ratio of Student's t to the normal quantile, with Satterthwaite's
-    degrees of freedom. What is specific to a seed at a client is in both parts: the interval is rather too wide."""
+    degrees of freedom. What is specific to a seed at a client is in both parts: the interval is rather too wide.
+
+    `noise`: the variance by the choice of test images, as if both rows had erred independently. Where images differ
+    between clients it is in their spread already, and counts only if all differences are equal; if the same images
+    score all clients' models (`shared`), it is added."""
     seeds, clients = values.shape
     shares = weights / weights.sum()
     mean = float((values @ shares).mean())
@@ -91,10 +111,15 @@ def interval(values: np.ndarray, weights: np.ndarray, column: Column = "local") 
         draws += part
     if not variances:
         return None
+    if shared or (mean and max(variance for variance, _ in variances) < _ROUNDING):
+        if not noise:
+            return None
+        variances.append((noise, np.inf))
+        draws += rng.normal(0, np.sqrt(noise), _DRAWS)
     total = sum(variance for variance, _ in variances)
-    freedom = total**2 / sum(v**2 / df for v, df in variances) if total else np.inf
+    uncertain = sum(v**2 / df for v, df in variances)
     tail = (1 + LEVEL) / 2
-    wider = stdtrit(freedom, tail) / ndtri(tail) if total else 1.0
+    wider = stdtrit(total**2 / uncertain, tail) / ndtri(tail) if uncertain else 1.0
     low, high = (float(mean + wider * q) for q in np.quantile(draws, (1 - tail, tail)))
     return Difference(mean, low, high, seeds, clients, column)
 

@@ -222,9 +222,11 @@ def differences(rows: Sequence[Table]) -> list[Sheet]:
         else:
             told = ("-", "-", "-", found["word"], "-", "-")
         lines.append((row["label"], *map(str, told)))
-    bases = dict.fromkeys(row["against"]["row"] for row in compared)
+    names = {row["label"]: name(row) for row in rows}
+    bases = dict.fromkeys(names.get(row["against"]["row"], row["against"]["row"]) for row in compared)
     over = "clients" if all(row["against"].get("seeds", 1) == 1 for row in compared) else "seeds and clients"
-    title = f"differences to {' / '.join(bases)} in points, paired by seed and client; bootstrap over {over}"
+    seen = ", on data of the kind that was trained on" if any("protocols" in row for row in rows) else ""
+    title = f"differences to {' / '.join(bases)} in points{seen}, paired by seed and client; bootstrap over {over}"
     heads = ("method", "column", "difference", "95 % interval", "", "seeds", "clients")
     return [Sheet(title, heads, lines, sum("reference" in row for row, _ in each))] if lines else []
 

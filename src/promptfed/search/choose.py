@@ -24,10 +24,13 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from .. import files
+from .. import methods as M
 from ..errors import UserError
 from ..models import CLIP, Model, ViT
 from ..runs import api, build, dryrun, record, statistics
 from ..runs import config as C
+from ..runs.rows import check_taken
+from ..runs.sections import separated
 from . import space as S
 from . import workers
 from .board import Board, percent
@@ -78,6 +81,8 @@ class Ranked:
     rounds: int
     val: float
     behind: statistics.Difference | None  # the leader minus this; None: it is the leader, or there is one client
+    tried: int = 1  # learning rates
+    edge: str = ""  # highest or lowest, if the best one is at an end of those that were tried
 
     @property
     def word(self) -> str:
@@ -104,6 +109,13 @@ class Chosen:
         best = f"{first.method} ({S.words(first.rates)})" if first.rates else first.method
         after = f"after {first.rounds} of {self.rounds} rounds"
         said = [f"chosen: {best}, validation accuracy {percent(first.val)} {after}"]
+        if first.edge:
+            said.append(f"Its learning rate is the {first.edge} of {first.tried} tried: a further one may be better.")
+        if any(one.tried > 1 for one in self.ranking):
+            most = max(one.tried for one in self.ranking)
+            said.append(
+                f"Accuracies are the best of up to {most} learning rates on the same validation data, one seed."
+            )
         alike = [one.method for one in others if one.behind is None or one.word != "behind"]
         if alike:
             said.append(
@@ -139,19 +151,27 @@ def prepare(
     out: Path,
 ) -> ChoosePlan:
     """Reads and checks everything before the first round."""
-    if not 0 < minutes < inf:
-        raise UserError(f"--minutes = {minutes:g} must be greater than 0")
+    if not isinstance(minutes, int | float) or not 0 < minutes < inf:
+        raise UserError(f"--minutes = {str(minutes).removesuffix('.0')} must be greater than 0, and finite")
     if out.exists() and any(out.iterdir()):
         raise UserError(f'--out = "{out}" is not empty; choose another --out')
     source = C.read(preset) if preset else {}
-    tables = [api.without_compare(source), C.undot(settings.items())]
-    config = C.make(*tables)
+    file, given = api.without_compare(source), C.undot(settings.items())
+    if "name" in given.get("method", {}):
+        raise UserError(f'method.name = "{given["method"]["name"]}" is what is chosen: name candidates with --methods')
+    # Settings of a method are for those candidates that have them, and protocols depend on the method.
+    bare = [{key: value for key, value in table.items() if key not in ("method", "eval")} for table in (file, given)]
+    wanted = list(dict.fromkeys(separated(methods)))
+    first = C.merge(*bare, {"method": {"name": wanted[0]}} if wanted else {})
+    config = C.make(C.fitted(first, wanted))
     model = dryrun.sketch(config, dryrun.placeholder(config.dataset, config.backbone.name))
     usual = _usual(model)
+    wanted = wanted or list(usual)
+    check_taken([given], {key for name in wanted for key in M.fields(name)})
     fitting, left_out = {}, {}
-    for name in dict.fromkeys(methods or usual):
+    for name in wanted:
         try:
-            fitting[name] = C.make(*tables, {"method": {"name": name}})
+            fitting[name] = C.make(C.fitted(C.merge(file, given, {"method": {"name": name}}), wanted))
             if fitting[name].method.method.uses_validation:
                 raise UserError(f'"{name}" uses validation data in training, and candidates are ranked on these')
             build.initial(fitting[name], model)
@@ -164,6 +184,7 @@ def prepare(
             left_out[name] = str(error)
     if not fitting:
         raise UserError(f'backbone.name = "{config.backbone.name}": no candidate fits it; name some with --methods')
+    config = next((one for one in fitting.values() if not one.method.method.reference), next(iter(fitting.values())))
     return ChoosePlan(config, fitting, left_out, minutes, out, bool(methods) or usual != _FROM_SCRATCH)
 
 
@@ -241,8 +262,9 @@ class _Race:
         self._probe()
         for arm in self.arms:
             if not arm.vals:
-                why = "too slow for the budget" if (arm.folder / "config.toml").exists() else "its turn did not come"
-                self.left_out.setdefault(arm.name, f"{why}: the first rounds of all may take half of it")
+                begun = (arm.folder / "config.toml").exists()
+                why = "its first round did not end in half of the budget" if begun else "its turn did not come"
+                self.left_out.setdefault(arm.name, why)
         self.arms = [arm for arm in self.arms if arm.vals] or self.arms
         self._drop_slow()
         rungs = [max(_PROBE, -(-rounds // share)) for share in _RUNGS]
@@ -299,7 +321,8 @@ class _Race:
     def _fitting(self, arms: Sequence[Arm], rung: int, share: float) -> tuple[list[Arm], int]:
         """The first of these arms that can be trained up to a rung in so many seconds; if not even two can, two of them
         up to an earlier round. None where not a single round is possible."""
-        first, least = list(arms), min(2, len(arms))
+        able = [arm for arm in arms if self._cost(arm, min(rung, arm.done + 1)) <= _SAFE * share]
+        first, least = able or list(arms), min(2, len(able or arms))
         while True:
             costs = [self._cost(arm, rung) for arm in first]
             if sum(costs) <= _SAFE * share * self._pool.size and max(costs) <= _SAFE * share:
@@ -359,7 +382,10 @@ class _Race:
         found = []
         for arm in best:
             behind = None if arm is best[0] else _behind(best[0], arm)
-            found.append(Ranked(arm.name, arm.rates, max(arm.vals), arm.value(), behind))
+            factors = sorted(other.factor for other in known if other.name == arm.name)
+            ends = {factors[0]: "lowest", factors[-1]: "highest"} if len(factors) > 1 else {}
+            tried = len(factors), ends.get(arm.factor, "")
+            found.append(Ranked(arm.name, arm.rates, max(arm.vals), arm.value(), behind, *tried))
         return found
 
     def table(self) -> Rich:

@@ -51,6 +51,7 @@ class TunePlan:
     spaces: dict[str, S.Space]  # by label; empty: nothing to tune
     trials: int
     folder: Path
+    option: str = "--trials"
 
     @property
     def tuned(self) -> list[Planned]:
@@ -66,10 +67,12 @@ class Tuned:
     trials: int
 
 
-def prepare(source: Source, *, trials: int, space: Sequence[str] = (), out: Path) -> TunePlan:
-    """Reads and checks everything before the first trial."""
-    if trials < 1:
-        raise UserError(f"--trials = {trials} must be at least 1")
+def prepare(source: Source, *, trials: int, space: Sequence[str] = (), out: Path, option: str = "--trials") -> TunePlan:
+    """Reads and checks everything before the first trial. `option`: what the number of trials is called."""
+    if not isinstance(trials, int) or trials < 1:
+        raise UserError(f"{option} = {trials} must be at least 1, and whole")
+    if isinstance(space, str):
+        space = [space]
     given = S.parse(space)
     planned = comparison.prepare(
         source.preset, source.settings, methods=source.methods, seeds=source.seeds, out=out, mini=source.mini
@@ -79,7 +82,20 @@ def prepare(source: Source, *, trials: int, space: Sequence[str] = (), out: Path
     spaces = {job.row.label: S.of_row(given, job.config) for job in jobs}
     if not any(spaces.values()):
         raise UserError("tune: no row trains anything with the settings that are searched")
-    return TunePlan(source, jobs, spaces, trials, out)
+    return TunePlan(source, jobs, spaces, trials, out, option)
+
+
+def for_comparison(source: Source, trials: int, folder: Path) -> TunePlan:
+    """The search before a comparison in this folder, which must not have begun with the settings of a shorter one."""
+    file = folder / comparison.TUNING / ABOUT
+    if (folder / "table.json").exists() and file.exists():
+        before = json.loads(file.read_text()).get("trials")
+        if before != trials:
+            raise UserError(
+                f'--tune = {trials}: "{folder}" holds a comparison that was tuned by {before} trials per row; '
+                "choose another --out"
+            )
+    return prepare(source, trials=trials, out=folder / comparison.TUNING, option="--tune")
 
 
 def execute(plan: TunePlan, console: Console | None = None) -> Tuned:
@@ -96,9 +112,9 @@ def execute(plan: TunePlan, console: Console | None = None) -> Tuned:
 
 
 def _search(plan: TunePlan, console: Console | None) -> Tuned:
-    optuna = _claim(plan, study.has_optuna())
     for config in {_data(job.config): job.config for job in plan.tuned}.values():
         workers.check(config)
+    optuna = _claim(plan, study.has_optuna())
     rows = [_Row(job, plan, optuna) for job in plan.tuned]
     with (
         Pool(plan.tuned[0].config.engine.device, plan.folder / LOG) as pool,
@@ -244,11 +260,13 @@ def _claim(plan: TunePlan, optuna: bool) -> bool:
                 f"{_difference(there.get(other), rows.get(other))}; choose another --out"
             )
         if plan.trials < trials:
-            raise UserError(f"--trials = {plan.trials} must be at least the {trials} per row of the search in --out")
+            raise UserError(
+                f"{plan.option} = {plan.trials} must be at least the {trials} per row of the search in --out"
+            )
         if proposed == "optuna" and not optuna:
             raise UserError(f'--out = "{plan.folder}" was begun with Optuna: pip install "promptfed[tune]"')
         optuna = proposed == "optuna"
-    elif (plan.folder / study.JOURNAL).exists() or (plan.folder / "config.toml").exists():
+    elif any((plan.folder / name).exists() for name in (study.JOURNAL, "config.toml", "table.json", "choice.json")):
         raise UserError(f'--out = "{plan.folder}" holds something else than this search; choose another --out')
     about = {"search": "optuna" if optuna else "grid", "trials": plan.trials, "rows": rows}
     files.write(file, (json.dumps(about, indent=1) + "\n").encode())
