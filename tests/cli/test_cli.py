@@ -262,7 +262,7 @@ def test_a_comparison_with_misfits_or_for_another_folder_trains_nothing(promptfe
     said = promptfed(*words, code=1)
     assert 'row "fedavg+vpt": backbone.name = "cnn" takes no tokens' in said
     said = promptfed("compare", "--methods", "fedavg", "rounds=1", *TINY, "--out", "mine", code=1)
-    assert 'holds another comparison, with a row "local"' in said
+    assert 'holds a comparison with a row "local", which is not in this one' in said
     assert sorted(path.name for path in tmp_path.glob("*/*-seed0")) == ["local-seed0"]
 
 
