@@ -181,7 +181,9 @@ def test_another_comparisons_folder_is_refused_and_a_wider_one_goes_on(tmp_path:
     out = tmp_path / "out"
     compare(methods=["fedavg"], out=out, **TINY)
     before = (out / "table.json").read_bytes()
-    with pytest.raises(UserError, match='holds a comparison with a row "fedavg", which is not in this one; name all its rows'):
+    with pytest.raises(
+        UserError, match='holds a comparison with a row "fedavg", which is not in this one; name all its rows'
+    ):
         compare(methods=["local"], out=out, **TINY)
     assert (out / "table.json").read_bytes() == before
     assert not (out / "local-seed0").exists()
