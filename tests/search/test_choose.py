@@ -12,6 +12,7 @@ from promptfed import choose, run
 from promptfed.errors import UserError
 from promptfed.runs import config as C
 from promptfed.search import choose as ch
+from promptfed.search import race as rc
 from promptfed.search.workers import Pool
 
 TINY: dict[str, Any] = {
@@ -75,25 +76,24 @@ def test_a_candidate_that_trains_on_validation_data_is_refused(tmp_path: Path) -
 # ---- the race, without training
 
 
-def arm(name: str, vals: list[float], round: int = 2, factor: float = 1.0, seconds: float = 1.0) -> ch.Arm:
-    made = ch.Arm(name, factor, C.make({"method": {"name": "fedavg"}}), Path(name), done=round, train=seconds)
+def arm(name: str, vals: list[float], round: int = 2, factor: float = 1.0, seconds: float = 1.0) -> rc.Arm:
+    made = rc.Arm(name, factor, C.make({"method": {"name": "fedavg"}}), Path(name), done=round, train=seconds)
     made.vals[round] = dict(enumerate(vals))
     return made
 
 
-def race(tmp_path: Path, arms: list[ch.Arm], minutes: float = 1.0, rounds: int = 9) -> ch._Race:
-    plan = ch.ChoosePlan(C.make({"rounds": rounds}), {}, {}, minutes, tmp_path)
+def race(tmp_path: Path, arms: list[rc.Arm], minutes: float = 1.0, rounds: int = 9) -> rc.Race:
     pool = Pool("cpu", tmp_path / "log")
     pool.size = 1
-    made = ch._Race(plan, pool, time.monotonic())
+    made = rc.Race({}, rounds, 60 * minutes, tmp_path, pool, time.monotonic())
     made.arms, made._load = arms, 0.0
     return made
 
 
 def test_the_best_are_kept_with_two_methods_among_them() -> None:
     arms = [arm("a", [0.9]), arm("a", [0.8], factor=3.0), arm("a", [0.7], factor=0.1), arm("b", [0.1])]
-    assert [(one.name, one.factor) for one in ch._best(arms, 3)] == [("a", 1.0), ("a", 3.0), ("b", 1.0)]
-    assert [one.name for one in ch._best(arms, 1)] == ["a", "b"]
+    assert [(one.name, one.factor) for one in rc._best(arms, 3)] == [("a", 1.0), ("a", 3.0), ("b", 1.0)]
+    assert [one.name for one in rc._best(arms, 1)] == ["a", "b"]
 
 
 def test_a_candidate_too_slow_for_the_budget_is_told_so(tmp_path: Path) -> None:
@@ -109,16 +109,51 @@ def test_a_candidate_that_gets_only_part_of_its_rounds_stays_in_the_race(tmp_pat
     found = race(tmp_path, [arm("quick", [0.5]), arm("slow", [0.9], seconds=15.0)])  # 9 rounds in 135 s, 3 in 45
     found._drop_slow()
     assert {one.name for one in found.arms} == {"quick", "slow"}
-    chosen, rung = found._fitting(ch._ordered(found.arms), 9, share=60.0)  # two, up to a round that there is time for
+    chosen, rung = found._fitting(rc._ordered(found.arms), 9, share=60.0)  # two, up to a round that there is time for
     assert ({one.name for one in chosen}, rung) == ({"quick", "slow"}, 5)
 
 
 def test_cheap_candidates_get_more_learning_rates_than_there_is_time_for_all(tmp_path: Path) -> None:
     found = race(tmp_path, [arm("slow", [0.9], seconds=9.0), arm("quick", [0.5], seconds=0.1)])
-    found._plan.candidates.update({one.name: one.config for one in found.arms})
+    found._candidates = {one.name: one.config for one in found.arms}
     made = found._variants(3, share=60.0)
     assert [one.name for one in made if one.name == "quick"] == ["quick"] * 4
     assert len(made) == 5  # 27 s for each of the slow one's
+
+
+def trained(found: rc.Race, best: float) -> list[float]:
+    """The factors that a race tries beyond those it has, if accuracy falls with the distance to the best one."""
+    tried = []
+
+    def train(arms: list[rc.Arm], rounds: int, seconds: float) -> None:
+        for one in arms:
+            tried.append(one.factor)
+            one.vals[rounds] = {0: 0.9 - 0.1 * abs(np.log(one.factor / best))}
+
+    found._candidates = {one.name: one.config for one in found.arms}
+    found._train = train  # type: ignore[method-assign, assignment]
+    found._further(found.arms, 2, share=30.0)
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("best", "beyond"),
+    [(1.0, []), (10.0, [30.0]), (80.0, [30.0, 90.0, 270.0]), (0.1, [0.1 / 3]), (1 / 90, [0.1 / 3, 0.1 / 9, 0.1 / 27])],
+)
+def test_further_learning_rates_follow_until_the_best_one_is_not_at_the_edge(
+    tmp_path: Path, best: float, beyond: list[float]
+) -> None:
+    arms = [arm("a", [0.9 - 0.1 * abs(np.log(factor / best))], factor=factor) for factor in (1.0, 10.0, 0.1)]
+    found = race(tmp_path, [*arms, arm("b", [0.1])])
+    assert trained(found, best) == pytest.approx(beyond)
+    assert found._edge(max(found.arms, key=lambda one: one.value())) == ""
+
+
+def test_further_learning_rates_that_there_is_no_time_for_are_not_tried(tmp_path: Path) -> None:
+    arms = [arm("a", [0.9], factor=3.0, seconds=20.0), arm("a", [0.5], seconds=20.0)]
+    found = race(tmp_path, arms)
+    assert trained(found, 100.0) == []
+    assert found.ranking()[0].edge == "highest"
 
 
 def test_what_is_planned_fits_the_time(tmp_path: Path) -> None:
@@ -180,7 +215,7 @@ def test_a_candidate_that_has_no_time_left_does_not_end_the_race(tmp_path: Path)
 
 
 def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ch, "_FACTORS", (1.0, 3.0))
+    monkeypatch.setattr(rc, "_FACTORS", (1.0, 3.0))
     # Far more time than is needed: what is done must not depend on how busy the machine is.
     found = choose(methods=["class-mean", "head-tune", "local+head"], minutes=30, out=tmp_path / "out", **TINY)
     assert found.seconds < 30 * 60
@@ -195,6 +230,23 @@ def test_a_choice_is_made_in_time_and_its_file_is_run(tmp_path: Path, monkeypatc
     assert result.numbers["method"] == found.ranking[0].method
     assert result.numbers["rounds"] == 4
     assert result.metrics["val"] == pytest.approx(found.ranking[0].val)  # the same run as in the race
+
+
+def test_ctrl_c_ends_the_race_and_keeps_its_ranking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rc.Race._train
+
+    def train(self: rc.Race, arms: list[rc.Arm], rounds: int, seconds: float) -> None:
+        if rounds > 1:
+            raise KeyboardInterrupt
+        whole(self, arms[:2], rounds, seconds)
+
+    monkeypatch.setattr(rc.Race, "_train", train)
+    found = choose(methods=["class-mean", "head-tune", "local+head"], minutes=30, out=tmp_path / "out", **TINY)
+    assert {one.method for one in found.ranking} == {"class-mean", "head-tune"}
+    assert found.left_out == {"local+head": "its first round was not completed"}
+    assert found.sentences()[0].endswith("the ranking is that of an unfinished race.")
+    assert json.loads((tmp_path / "out" / ch.RANKING).read_text())["stopped"]
+    assert C.read(found.file)["rounds"] == 4
 
 
 def test_a_budget_that_is_too_short_for_every_candidate_is_told_so(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def choose(
     console.print(choosing.ranking(found))
     for sentence in (*found.sentences(), f"next: promptfed run {found.file}"):
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    if found.stopped:
+        raise typer.Exit(lazy.INTERRUPTED)
 
 
 def _fresh(name: str) -> Path:
