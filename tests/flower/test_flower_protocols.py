@@ -54,5 +54,5 @@ def test_a_protocol_ends_as_on_this_machine(protocol, tmp_path, monkeypatch):
     )
     assert timeless(read_lines(flower.folder)) == timeless(read_lines(local.folder))
     assert flower.numbers["protocols"] == local.numbers["protocols"]
-    assert local.numbers["protocols"].keys() == {protocol}
+    assert local.numbers["protocols"].keys() == {protocol, "scored"}
     assert None not in local.numbers["protocols"][protocol].values()

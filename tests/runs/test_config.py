@@ -73,6 +73,7 @@ def test_published_settings_of_pfedpt():
         (["rounds=5", "method=fedavg"], {"rounds": 5, "method": {"name": "fedavg"}}),
         (["method.mu=1e-3", "method=fedprox"], {"method": {"mu": 1e-3, "name": "fedprox"}}),
         (["partition.split=[.6,.2,.2]"], {"partition": {"split": [0.6, 0.2, 0.2]}}),
+        (["eval.datasets=[digits, my/photos]"], {"eval": {"datasets": ["digits", "my/photos"]}}),
         (["method.joint=false", "dataset.name=a/b"], {"method": {"joint": False}, "dataset": {"name": "a/b"}}),
     ],
 )

@@ -25,7 +25,7 @@ from promptfed.runs.api import Result
 from promptfed.runs.opened import Run
 from promptfed.runs.protocols import PROTOCOLS, accuracies, served
 from promptfed.runs.shown import across
-from promptfed.runs.tables import generalisation
+from promptfed.runs.tables import differences, generalisation, table
 from promptfed.runs.unseen import harmonic
 from promptfed.search.workers import as_trial
 
@@ -186,6 +186,10 @@ def test_own_models_are_averaged(personal: Result, data: Dataset) -> None:
             hits.append(float((logits.argmax(1).numpy() == data.labels[at] - 8).mean()))
     opened.close()
     assert told["novel"] == pytest.approx(np.mean(hits))
+    scored = personal.numbers["protocols"]["scored"]
+    assert scored["novel"] == {"accuracies": pytest.approx(hits), "images": len(at)}
+    tests = sum(site["n_test"] for site in personal.numbers["sites"])
+    assert {column: one["images"] for column, one in scored.items()} == {"base": tests, "novel": len(at), "other": 30}
 
 
 def test_a_worker_trains_on_base_classes_only(personal: Result, data: Dataset) -> None:
@@ -203,6 +207,20 @@ def test_tables_and_report_show_it(personal: Result, tmp_path: Path) -> None:
     page = write([personal.folder], tmp_path / "report.html").read_text()
     assert all(f">{head.capitalize()}" in page for head in heads)
     assert f"{100 * (heads['novel'] or 0):.1f}" in page
+
+
+def test_differences_on_unseen_data_are_told(personal: Result, data: Dataset, other: Dataset, tmp_path: Path) -> None:
+    asked = {"novel": 0.5, "datasets": [str(other.path)]}
+    bare = run(method="zero-shot", dataset=data, eval=asked, out=tmp_path / "bare", **SHAPES)
+    rows = table({"PromptFolio": [personal], "zero-shot": [bare]}, against="zero-shot")
+    (sheet,) = differences(rows)
+    ours, theirs = accuracies(personal.numbers), accuracies(bare.numbers)
+    unseen = {line[1]: line for line in sheet.lines if line[1] in ours}
+    assert list(unseen) == ["base", "novel", "H", "other"]
+    for column, line in unseen.items():
+        assert line[2] == f"{100 * ((ours[column] or 0) - (theirs[column] or 0)):+.1f}".replace("-0.0", "+0.0")
+        assert line[3].startswith("[")
+    assert "kind that was trained on" not in sheet.title
 
 
 def test_harmonic_mean() -> None:
@@ -245,6 +263,8 @@ def test_each_domain_is_a_column(domains: Dataset, tmp_path: Path) -> None:
         assert told_domain == {"domain": name.removeprefix("fedavg, "), "accuracy": stage["local"]["mean"]}
         (own,) = result.numbers["clients"]["newcomers_aggregated"]
         assert own["n_test"] == 20
+        scored = {"accuracies": [told_domain["accuracy"]], "images": 20}
+        assert result.numbers["protocols"]["scored"] == {"unseen": scored}
         assert Run(result.folder).late == {own["client"]}
         each.append(told_domain["accuracy"])
     heads, line = across(found.table, "unseen")

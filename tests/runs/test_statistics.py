@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from promptfed.runs import comparison, tables
-from promptfed.runs.statistics import Difference, difference, interval
+from promptfed.runs.statistics import Difference, difference, interval, on_unseen
 
 
 def result(accuracies: Sequence[float | None], seed: int = 0, own: bool = True, n: Sequence[int] = ()) -> Any:
@@ -182,3 +182,56 @@ def test_a_table_tells_them_all() -> None:
         ("pFedPT", "trained", "-3.5"),  # 59.3 - 62.8
     ]
     assert len(sheet.lines) == 17, "FedAvg has one model, too"
+
+
+# ---- on data that nobody has trained on
+
+
+def on(**columns: tuple[Sequence[float], int]) -> Any:
+    scored = {column: {"accuracies": list(each), "images": images} for column, (each, images) in columns.items()}
+    return {"seed": 0, "protocols": {"scored": scored}}
+
+
+def test_two_models_and_one_seed_have_the_interval_of_their_images() -> None:
+    found = on_unseen([on(novel=([0.6], 400))], [on(novel=([0.5], 400))], "novel")
+    assert found
+    half = 1.96 * np.sqrt((0.6 * 0.4 + 0.5 * 0.5) / 400)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1 - half, 0.1 + half), abs=0.004)
+    assert (found.seeds, found.clients, found.word) == (1, 1, "ahead")
+
+
+def test_own_models_are_paired_with_one_for_all_but_not_with_fewer_own_ones() -> None:
+    own, one, fewer = (on(novel=(each, 100)) for each in ([0.2, 0.4, 0.6], [0.3], [0.3, 0.4]))
+    found = on_unseen([own], [one], "novel")
+    assert found
+    assert (found.mean, found.clients) == (pytest.approx(0.1), 3)
+    assert on_unseen([own], [fewer], "novel") is None
+    assert on_unseen([own], [one], "base") is None, "not scored"
+    assert on_unseen([own], [{"seed": 0}], "novel") is None, "recorded before the images were counted"
+
+
+def test_equal_models_on_the_same_images_are_rarely_told_apart() -> None:
+    rng, told = np.random.default_rng(0), 0
+    for _ in range(200):
+        easy = rng.uniform(0.2, 0.8, 150)
+        own, one = ([float((rng.random(150) < easy).mean()) for _ in range(models)] for models in (5, 1))
+        found = on_unseen([on(novel=(own, 150))], [on(novel=(one, 150))], "novel")
+        assert found
+        told += found.word != "cannot be told apart"
+    assert told <= 14
+
+
+def test_the_interval_of_a_harmonic_mean_is_that_of_drawn_images() -> None:
+    """Accuracies of one model of each row on images that are drawn again and again."""
+    rng, n = np.random.default_rng(0), 300
+
+    def harmonic(base: float, novel: float) -> np.ndarray:
+        a, b = (rng.binomial(n, p, 20_000) / n for p in (base, novel))
+        return 2 * a * b / (a + b)
+
+    drawn = harmonic(0.8, 0.5) - harmonic(0.7, 0.4)
+    ours, theirs = on(base=([0.8], n), novel=([0.5], n)), on(base=([0.7], n), novel=([0.4], n))
+    found = on_unseen([ours], [theirs], "H")
+    assert found
+    assert found.mean == pytest.approx(2 * 0.4 / 1.3 - 2 * 0.28 / 1.1)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=0.004)

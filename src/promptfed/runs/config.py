@@ -251,7 +251,8 @@ def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return text
+        listed = text.startswith("[") and text.endswith("]")  # of names, whose quotes the shell has removed
+        return [_value(name.strip()) for name in text[1:-1].split(",")] if listed else text
 
 
 def read(source: str | Path) -> Table:

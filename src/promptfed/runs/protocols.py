@@ -32,6 +32,7 @@ def _no_names(method: Method) -> str:
 
 
 UNSEEN = "unseen"  # the column of a domain that is left out
+HARMONIC = "H"  # of base and novel
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
@@ -91,12 +92,17 @@ def served(method: Method) -> list[str]:
     return [name for name, one in PROTOCOLS.items() if one.unable and not one.why_not(method)]
 
 
+def column(dataset: str) -> str:
+    """Of another dataset."""
+    return Path(dataset).name
+
+
 def accuracies(numbers: Mapping[str, Any]) -> dict[str, float | None]:
     """What a result.json has found on data that nobody has trained on, by column."""
     found = numbers.get("protocols", {})
     pair, domain = found.get("base_to_novel"), found.get("unseen_domain")
     return {
-        **({"base": pair["base"], "novel": pair["novel"], "H": pair["harmonic"]} if pair else {}),
+        **({"base": pair["base"], "novel": pair["novel"], HARMONIC: pair["harmonic"]} if pair else {}),
         **({UNSEEN: domain["accuracy"]} if domain else {}),
-        **{Path(name).name: accuracy for name, accuracy in found.get("cross_dataset", {}).items()},
+        **{column(name): accuracy for name, accuracy in found.get("cross_dataset", {}).items()},
     }

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
+
+from .protocols import HARMONIC
 
 LEVEL = 0.95
 _DRAWS = 4_000
 _ROUNDING = 1e-20  # a variance below it is none
 
 Numbers = Mapping[str, Any]  # result.json of a run
-# trained: local, after local training of all clients; newcomers: local, of clients that never trained
-Column = Literal["local", "global", "trained", "newcomers"]
+# local, global; trained: local, after local training of all clients; newcomers: local, of clients that never trained;
+# or the column of a protocol on data that nobody has trained on
+Column = str
 _STAGES = {"trained": "after_local_all", "newcomers": "newcomers_aggregated"}
 
 
@@ -76,6 +79,44 @@ def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Colum
     return interval(values, weights, column, float(noise if apart else shares**2 @ noise), shared=apart)
 
 
+def on_unseen(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Column) -> Difference | None:
+    """As difference(), in the column of a protocol whose images nobody has trained on: the same ones score all models,
+    so that one seed and one model have an interval too. None if a row has not recorded how many images."""
+    a, b = ({n["seed"]: one for n in runs if (one := _on_images(n, column))} for runs in (ours, theirs))
+    pairs = [(a[seed], b[seed]) for seed in a if seed in b]
+    models = max((len(one.accuracies) for pair in pairs for one in pair), default=0)
+    if not pairs or any(len(one.accuracies) not in (1, models) for pair in pairs for one in pair):
+        return None
+    each = [np.broadcast_to(x.accuracies - y.accuracies, models) for x, y in pairs]
+    noise = float(np.mean([x.noise + y.noise for x, y in pairs]))
+    return interval(np.array(each), np.ones(models), column, noise, shared=True)
+
+
+class _OnImages(NamedTuple):
+    accuracies: np.ndarray  # of each model
+    noise: float  # the variance of their mean by the choice of images
+
+
+def _on_images(numbers: Numbers, column: Column) -> _OnImages | None:
+    found = numbers.get("protocols", {}).get("scored", {})
+    if column == HARMONIC:
+        base, novel = (_on_images(numbers, part) for part in ("base", "novel"))
+        return _harmonic(base, novel) if base and novel else None
+    if column not in found or None in found[column]["accuracies"]:
+        return None
+    accuracies, images = np.array(found[column]["accuracies"]), np.array([found[column]["images"]])
+    return _OnImages(accuracies, float(_of_images(accuracies, images, together=True)))
+
+
+def _harmonic(a: _OnImages, b: _OnImages) -> _OnImages:
+    """The harmonic mean of two mean accuracies, to first order in each model's."""
+    mean_a, mean_b = a.accuracies.mean(), b.accuracies.mean()
+    whole = max(mean_a + mean_b, 1e-9)
+    by_a, by_b = 2 * (mean_b / whole) ** 2, 2 * (mean_a / whole) ** 2
+    each = 2 * mean_a * mean_b / whole + by_a * (a.accuracies - mean_a) + by_b * (b.accuracies - mean_b)
+    return _OnImages(each, float(by_a**2 * a.noise + by_b**2 * b.noise))
+
+
 def _of_images(scores: np.ndarray, counts: np.ndarray, together: bool) -> Any:
     """The variance of accuracies (seeds, clients) by the choice of test images: of each client, or `together` of models
     that are all scored on the images of all. By Laplace's rule, so that it is never zero."""
@@ -109,7 +150,7 @@ def interval(
         part = np.sqrt(n / (n - 1)) * (drawn @ (each - mean)) / drawn.sum(1)
         variances.append((float(part.var()), n - 1))
         draws += part
-    if not variances:
+    if not variances and not shared:
         return None
     if shared or (mean and max(variance for variance, _ in variances) < _ROUNDING):
         if not noise:

@@ -21,7 +21,7 @@ from .cells import count, mean_of, over_seeds, points, rounds, score, size
 from .protocols import accuracies
 from .sheets import Sheet
 from .shown import PROTOCOLS, SHOWN, USUAL, Asked, across, beside, measured
-from .statistics import Column, difference, main_column, one_model
+from .statistics import Column, difference, main_column, on_unseen, one_model
 
 Table = dict[str, Any]
 Places = Mapping[str, tuple[str, str]]  # label -> its row and column, in a table with columns
@@ -64,6 +64,7 @@ _MEANING = (
 
 _FURTHER: tuple[Column, ...] = ("global", "trained", "newcomers")  # other differences than those of the main column
 _AGAINST = ("against", *(f"{column}_against" for column in _FURTHER))
+_UNSEEN = "protocols_against"  # on data that nobody has trained on, by column
 
 
 def table(
@@ -145,6 +146,9 @@ def _compare(found: Sequence[Table], results: Mapping[str, Sequence[Result]], ag
             for column in _FURTHER if mixed else _FURTHER[1:]:
                 if also := difference(ours, theirs, column):
                     row[f"{column}_against"] = {"row": base, **also.complete()}
+            tested = {column: on_unseen(ours, theirs, column) for column in row.get(PROTOCOLS, ())}
+            if unseen := {column: {"row": base, **one.complete()} for column, one in tested.items() if one}:
+                row[_UNSEEN] = unseen
 
 
 def name(row: Table) -> str:
@@ -213,6 +217,8 @@ def differences(rows: Sequence[Table]) -> list[Sheet]:
     """To the row that the comparison is against; none where there is no such row."""
     compared = [row for row in rows if "against" in row]
     each = [(row, row[key]) for key in _AGAINST for row in compared if key in row]
+    unseen = dict.fromkeys(column for row in compared for column in row.get(_UNSEEN, ()))
+    each += [(row, row[_UNSEEN][column]) for column in unseen for row in compared if column in row.get(_UNSEEN, ())]
     each.sort(key=lambda one: "reference" in one[0])
     lines = []
     for row, found in each:
@@ -225,7 +231,8 @@ def differences(rows: Sequence[Table]) -> list[Sheet]:
     names = {row["label"]: name(row) for row in rows}
     bases = dict.fromkeys(names.get(row["against"]["row"], row["against"]["row"]) for row in compared)
     over = "clients" if all(row["against"].get("seeds", 1) == 1 for row in compared) else "seeds and clients"
-    seen = ", on data of the kind that was trained on" if any("protocols" in row for row in rows) else ""
+    protocols = any(PROTOCOLS in row for row in rows)
+    seen = ", on data of the kind that was trained on" if protocols and not unseen else ""
     title = f"differences to {' / '.join(bases)} in points{seen}, paired by seed and client; bootstrap over {over}"
     heads = ("method", "column", "difference", "95 % interval", "", "seeds", "clients")
     return [Sheet(title, heads, lines, sum("reference" in row for row, _ in each))] if lines else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from ..data.held_back import novel_classes, only_classes
 from ..data.images import Resize
 from ..data.sources import stratified
 from ..errors import UserError
+from ..models import Model
 from ..params import Params
 from ..server import Line
 from ..training import Samples, Work
@@ -36,29 +37,45 @@ def prepare(config: Config, dataset: Dataset) -> None:
 
 
 def scores(config: Config, folder: Path, lines: Sequence[Line]) -> Table:
-    """`protocols` of result.json, accuracies as fractions; empty where none is asked for."""
+    """`protocols` of result.json, accuracies as fractions; empty where none is asked for. `scored` has the images of
+    each column, and the accuracy of each model on them."""
     found: Table = {}
     if config.eval.leave_out:
-        found["unseen_domain"] = {"domain": config.eval.leave_out, "accuracy": _left_out(lines)}
+        accuracy, images = _left_out(lines)
+        found["unseen_domain"] = {"domain": config.eval.leave_out, "accuracy": accuracy}
+        found["scored"] = {protocols.UNSEEN: Scored([accuracy], images)._asdict()}
     if protocols.needs_names(config.eval.model_dump()):
         run = Run(folder, device=config.engine.device)
         try:
-            return found | _named(run)
+            named = _named(run)
+            return {**found, **named, "scored": {**found.get("scored", {}), **named["scored"]}}
         finally:
             run.close()
     return found
 
 
-def _left_out(lines: Sequence[Line]) -> float | None:
-    """Of the model for clients that never train, after the last round."""
+def _left_out(lines: Sequence[Line]) -> tuple[float | None, int]:
+    """Of the model for clients that never train, after the last round; and the number of images."""
     for stage in ("newcomers_common", "newcomers_aggregated"):
         if stage in lines[-1]:
-            accuracy: float | None = lines[-1][stage]["summary"]["local"]["weighted"]
-            return accuracy
-    return None
+            summary, clients = lines[-1][stage]["summary"], lines[-1][stage]["clients"]
+            return summary["local"]["weighted"], sum(client["n_test"] for client in clients)
+    return None, 0
 
 
 # ---- by the names of classes
+
+
+class Scored(NamedTuple):
+    """Models on images that nobody has trained on."""
+
+    accuracies: list[float | None]  # of each model
+    images: int
+
+    @property
+    def mean(self) -> float | None:
+        known = [accuracy for accuracy in self.accuracies if accuracy is not None]
+        return float(np.mean(known)) if known else None
 
 
 class Trained(NamedTuple):
@@ -72,20 +89,22 @@ def _named(run: Run) -> Table:
     evaluation = run.config.eval
     trained = list(_trained(run))
     found: Table = {}
+    scored: dict[str, Scored] = {}
     if evaluation.novel:
         full = load(run.config.dataset, _resize(run.config))
         novel = novel_classes(full, evaluation.novel)
         sites = [site for i, site in enumerate(run.federation.sites) if i not in run.parts.newcomers]
         base = run.host.samples(np.concatenate([site.test for site in sites]))
-        known = _mean(scoring.evaluate(run.method, run.model, *one, base).accuracy for one in trained)
-        new = _accuracy(run, trained, *only_classes(full, novel))
+        scored["base"] = _scored(run, run.model, trained, base)
+        scored["novel"] = _on(run, trained, *only_classes(full, novel))
+        known, new = scored["base"].mean, scored["novel"].mean
         found["base_to_novel"] = {"base": known, "novel": new, "harmonic": harmonic(known, new), "classes": list(novel)}
     if evaluation.datasets:
         each = ((name, _other(run.config, run.federation.dataset, name)) for name in evaluation.datasets)
-        found["cross_dataset"] = {
-            name: _accuracy(run, trained, data, to_test(data, evaluation.limit)) for name, data in each
-        }
-    return found
+        others = {name: _on(run, trained, data, to_test(data, evaluation.limit)) for name, data in each}
+        scored |= {protocols.column(name): one for name, one in others.items()}
+        found["cross_dataset"] = {name: one.mean for name, one in others.items()}
+    return {**found, "scored": {column: one._asdict() for column, one in scored.items()}}
 
 
 def _trained(run: Run) -> Iterator[Trained]:
@@ -96,11 +115,16 @@ def _trained(run: Run) -> Iterator[Trained]:
         yield Trained(work, run.params(client) if run.method.adapt() else work.params)
 
 
-def _accuracy(run: Run, trained: Iterable[Trained], dataset: Dataset, index: np.ndarray) -> float | None:
-    """Mean over models, on these images of a dataset, by the names of its classes."""
+def _on(run: Run, trained: Sequence[Trained], dataset: Dataset, index: np.ndarray) -> Scored:
+    """Models on these images of a dataset, by the names of its classes."""
     model = as_clip(run.model).naming(dataset.classes)
-    samples: Samples = replace(run.host, model=model, federation=Federation(dataset, (), {})).samples(index)
-    return _mean(scoring.evaluate(run.method, model, *one, samples).accuracy for one in trained)
+    samples = replace(run.host, model=model, federation=Federation(dataset, (), {})).samples(index)
+    return _scored(run, model, trained, samples)
+
+
+def _scored(run: Run, model: Model, trained: Sequence[Trained], samples: Samples) -> Scored:
+    each = [scoring.evaluate(run.method, model, *one, samples) for one in trained]
+    return Scored([score.accuracy for score in each], each[0].n)
 
 
 def _other(config: Config, dataset: Dataset, name: str) -> Dataset:
@@ -128,8 +152,3 @@ def harmonic(a: float | None, b: float | None) -> float | None:
     if a is None or b is None:
         return None
     return 2 * a * b / (a + b) if a + b else 0.0
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
