@@ -12,6 +12,7 @@ import torch
 import promptfed
 from limits import HANG
 from promptfed import UserError
+from promptfed.clients import local
 from promptfed.clients.local import LocalClients, Worker, write_frame
 from promptfed.clients.messages import (
     Answer,
@@ -112,6 +113,28 @@ def test_many_clients_of_one_model_are_scored_in_full_batches(tmp_path, monkeypa
             a, b = one.parts[part], other.parts[part]
             assert (a.n, a.tp.tolist(), a.fp.tolist()) == (b.n, b.tp.tolist(), b.fp.tolist())
         assert one.parts["test"].loss == pytest.approx(other.parts["test"].loss, rel=1e-5)
+
+
+def test_hosts_get_the_largest_clients_first(monkeypatch):
+    """Also if a message to a large client takes longer to pack than one to a small client."""
+    asked, whole = [], local.Packing.__call__
+
+    def slow(self, group):
+        time.sleep(0.05 * (4 - group[0]))
+        return whole(self, group)
+
+    def host(request, blobs):
+        asked.append(request.clients[0].client)
+        time.sleep(0.5)
+        none = SplitScore(n=0, tp=[], fp=[], fn=[])
+        scores = ModelScores(val=none, test=none)
+        return Answer([EvaluateResult(client=to.client, passes=0, scores=scores) for to in request.clients], [])
+
+    monkeypatch.setattr(local.Packing, "__call__", slow)
+    engine = LocalClients({0: 90, 1: 80, 2: 20, 3: 10}, [host] * 2)
+    assert len(engine.evaluate({i: {} for i in range(4)}, **AS_RECEIVED)) == 4
+    assert (set(asked[:2]), set(asked[2:])) == ({0, 1}, {2, 3})
+    engine.close()
 
 
 def test_many_clients_are_scored_in_the_same_groups_by_any_number_of_hosts():

@@ -6,10 +6,8 @@ torch is inherited by a fork. It builds its host from a JSON description and end
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -19,9 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from queue import SimpleQueue
+from threading import Event
 from typing import IO, Any
 
 from .. import params as P
+from .. import processes
 from ..errors import UserError
 from ..params import Params
 from .base import MANY, MessageClients, Reply
@@ -57,10 +57,17 @@ class LocalClients(MessageClients):
             size = self._clients_per_request(task, sent, order)
         groups = [order[i : i + size] for i in range(0, len(order), size)]
         packing = Packing(task, sent, self._once, bytes)
+        turns = [Event() for _ in groups]  # to get a host: large clients are first
 
-        def ask(group: Sequence[int]) -> list[Reply]:
-            request, blobs, received = packing(group)  # here, so that messages exist only for the clients under way
-            host = self._hosts.get()
+        def ask(number: int) -> list[Reply]:
+            group = groups[number]
+            try:
+                request, blobs, received = packing(group)  # here, so that messages exist only for clients under way
+                if number:
+                    turns[number - 1].wait()
+                host = self._hosts.get()
+            finally:
+                turns[number].set()
             self._notify(task, group, len(order))
             try:
                 answer = host(request, blobs)
@@ -73,7 +80,8 @@ class LocalClients(MessageClients):
                 for client, result, blob in zip(group, answer.results, answer.blobs or [b""] * len(group), strict=True)
             ]
 
-        return chain.from_iterable(self._threads.map(ask, groups) if self._threads else map(ask, groups))
+        each = range(len(groups))
+        return chain.from_iterable(self._threads.map(ask, each) if self._threads else map(ask, each))
 
     def _clients_per_request(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> int:
         """Few requests, but enough of them to keep all hosts busy: fewer where an answer is little work and small."""
@@ -98,7 +106,6 @@ class LocalClients(MessageClients):
 
 _COMMAND = [sys.executable, "-c", "from promptfed.clients.local import main; main()"]
 _SIZE = struct.Struct("<Q")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def write_frame(stream: IO[bytes], *parts: bytes) -> None:
@@ -121,12 +128,7 @@ class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        # Ctrl-C is the parent's to handle: the worker never sees it, from its first instruction on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._process = processes.start(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._send(json.dumps(description).encode())
 
     def __call__(self, request: Request, blobs: list[bytes]) -> Answer:
@@ -155,17 +157,9 @@ class Worker:
         self._process.wait()
 
 
-def keep_freed_memory() -> None:
-    """Has the C library reuse large blocks that were freed, rather than return them to the system: getting them back
-    costs a page fault per 4 KB, for a small model as long as its training step. Changes nothing but speed."""
-    adjust = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc
-    if adjust:
-        adjust(_MMAP_THRESHOLD, 32 << 20)  # the most that every version accepts
-        adjust(_TRIM_THRESHOLD, 1 << 30)
-
-
 def main() -> None:
-    keep_freed_memory()
+    processes.end_with_parent()
+    processes.keep_freed_memory()
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a stray print must not land among the frames
     frames = sys.stdin.buffer

@@ -51,12 +51,9 @@ _QUIET = 60.0  # seconds between messages about a server that does not answer
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # It ends with its parent: alone, it would take messages and never answer.
 _PROGRAM = """
-import os, signal, threading, time
-def watch(parent=os.getppid()):
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-threading.Thread(target=watch, daemon=True).start()
+import os
+from promptfed.processes import end_with_parent
+end_with_parent()
 from promptfed.flower._flwr import flower_supernode, set_heartbeat
 set_heartbeat(float(os.environ["PROMPTFED_HEARTBEAT"]))
 flower_supernode()

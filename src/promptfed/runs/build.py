@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import models, server, steps
+from .. import models, processes, server, steps
 from ..clients.base import Clients
 from ..clients.frozen import FrozenValues
 from ..clients.host import Host
-from ..clients.local import LocalClients, Worker, keep_freed_memory
+from ..clients.local import LocalClients, Worker
 from ..clients.messages import Ask
 from ..clients.store import Store
 from ..data import Dataset, Federation, Site, augment, load
@@ -220,7 +220,7 @@ def clients(parts: Parts, folder: Path) -> Clients:
         return simulate(parts, folder)
     count = worker_count(parts)
     sizes = {i: len(site.train) for i, site in enumerate(parts.held.sites)}
-    keep_freed_memory()
+    processes.keep_freed_memory()
     hosts: list[Ask]
     if count > 1:
         hosts = [Worker(describe(parts, folder)) for _ in range(count)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from shutil import rmtree
 from threading import Event, Lock
 from typing import IO, Any
 
+from .. import processes
 from ..clients.base import Notice
 from ..errors import UserError
 from ..runs import api, build, record
@@ -29,7 +29,7 @@ from ..runs import config as C
 from ..server import Line
 
 _COMMAND = [sys.executable, "-c", "from promptfed.search.workers import main; main()"]
-_PATIENCE = 600  # seconds
+_PATIENCE = 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,7 @@ class _Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the parent's to handle
-        try:
-            return subprocess.Popen(_COMMAND, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return processes.start(_COMMAND, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
 
     def kill(self) -> None:
         with self._guard:
@@ -183,6 +179,7 @@ class _Stopped(Exception):
 
 
 def main() -> None:
+    processes.end_with_parent()
     stream = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a stray print must not land among the messages
 
@@ -209,7 +206,7 @@ def _train(config: C.Config, folder: Path, view: record.View) -> None:
         try:
             api.execute(api.RunPlan(config, folder, resume=(folder / "config.toml").exists()), view=view)
             return
-        except record.Busy:  # the worker of a search that was killed completes its round
+        except record.Busy:  # the worker of a search that was killed is about to end
             if not patience:
                 raise
             time.sleep(1)
