@@ -296,6 +296,15 @@ def test_frames_have_the_names_of_the_csv() -> None:
     assert set(clients["stage"]) == {"aggregated"}
 
 
+def test_a_comparison_is_printed_as_its_tables() -> None:
+    results = rows_of_all_kinds()
+    lines = repr(Compared(results, tables.table(results, against="base_1"))).splitlines()
+    assert lines[0].startswith("accuracy in %")
+    assert any(line.split()[:1] == ["personal"] and "85.0" in line for line in lines)
+    assert any("ahead" in line and "personal" in line for line in lines)
+    assert max(map(len, lines)) <= 120
+
+
 def test_without_pandas_a_frame_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match="needs pandas, which is not installed"):

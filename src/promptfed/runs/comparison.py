@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -289,12 +290,21 @@ def complain(outcome: Outcome) -> None:
         raise UserError("every run of the comparison is held by another process")
 
 
+_WIDTH = 120  # of the tables as text
+
+
 class Compared(dict[str, list[Result]]):
-    """Results by label, one per seed. `table`: the rows of table.json."""
+    """Results by label, one per seed; printed, the tables that the command prints. `table`: the rows of table.json."""
 
     def __init__(self, results: Mapping[str, list[Result]], table: list[Table]) -> None:
         super().__init__(results)
         self.table = table
+
+    def __repr__(self) -> str:
+        console = Console(file=StringIO(), width=_WIDTH, markup=False, emoji=False)
+        with console.capture() as shown:
+            console.print(tables.comparison(self.table))
+        return shown.get()
 
     def frame(self) -> Any:
         """A pandas DataFrame with the columns of table.csv, a row per label."""
