@@ -25,9 +25,10 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_with_parent() -> None:
-    """Has this process terminated when the one that has started it is gone, even if that one was killed."""
-    parent = os.getppid()
+def end_with_parent(parent: int | None = None) -> None:
+    """Terminates this process once its parent is gone, even if the parent was killed. `parent`: its id, for a process
+    that might lose it before this call."""
+    parent = os.getppid() if parent is None else parent
 
     def watch() -> None:
         while os.getppid() == parent:

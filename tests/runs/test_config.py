@@ -74,6 +74,8 @@ def test_published_settings_of_pfedpt():
         (["method.mu=1e-3", "method=fedprox"], {"method": {"mu": 1e-3, "name": "fedprox"}}),
         (["partition.split=[.6,.2,.2]"], {"partition": {"split": [0.6, 0.2, 0.2]}}),
         (["eval.datasets=[digits, my/photos]"], {"eval": {"datasets": ["digits", "my/photos"]}}),
+        (["eval.datasets=[a,[b,c]]"], {"eval": {"datasets": "[a,[b,c]]"}}),  # stays text
+        (["eval.datasets=[a,,b]"], {"eval": {"datasets": "[a,,b]"}}),
         (["method.joint=false", "dataset.name=a/b"], {"method": {"joint": False}, "dataset": {"name": "a/b"}}),
     ],
 )

@@ -274,6 +274,16 @@ def test_each_domain_is_a_column(domains: Dataset, tmp_path: Path) -> None:
     assert "Accuracy on the domain left out" in write([tmp_path / "table"], tmp_path / "report.html").read_text()
 
 
+def test_an_unseen_domain_is_compared_once(domains: Dataset, tmp_path: Path) -> None:
+    """Over its images; over seeds alone, as other newcomers, it would be told apart too easily."""
+    settings = {"dataset": domains, "partition": "domain", "eval": {"leave_out": "oil"}, "method": {"epochs": 1}}
+    names, seeds = ["fedavg", "fedprox"], [0, 1]
+    found = compare(methods=names, seeds=seeds, out=tmp_path / "table", against="fedavg", **settings, **SMALL)
+    (sheet,) = differences(found.table)
+    assert [line[1] for line in sheet.lines] == ["global", "unseen"]
+    assert "also over test images" in sheet.title
+
+
 # ---- what is refused
 
 

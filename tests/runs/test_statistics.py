@@ -206,6 +206,7 @@ def test_own_models_are_paired_with_one_for_all_but_not_with_fewer_own_ones() ->
     assert found
     assert (found.mean, found.clients) == (pytest.approx(0.1), 3)
     assert on_unseen([own], [fewer], "novel") is None
+    assert on_unseen([own], [on(novel=([0.3], 50))], "novel") is None, "other images"
     assert on_unseen([own], [one], "base") is None, "not scored"
     assert on_unseen([own], [{"seed": 0}], "novel") is None, "recorded before the images were counted"
 
@@ -235,3 +236,10 @@ def test_the_interval_of_a_harmonic_mean_is_that_of_drawn_images() -> None:
     assert found
     assert found.mean == pytest.approx(2 * 0.4 / 1.3 - 2 * 0.28 / 1.1)
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=0.004)
+
+
+def test_a_harmonic_mean_of_nothing_has_an_interval_too() -> None:
+    found = on_unseen([on(base=([0.0], 50), novel=([0.0], 50))], [on(base=([0.1], 50), novel=([0.0], 50))], "H")
+    assert found
+    assert found.mean == 0.0
+    assert found.low < 0 < found.high

@@ -86,7 +86,7 @@ def race(tmp_path: Path, arms: list[rc.Arm], minutes: float = 1.0, rounds: int =
     pool = Pool("cpu", tmp_path / "log")
     pool.size = 1
     made = rc.Race({}, rounds, 60 * minutes, tmp_path, pool, time.monotonic())
-    made.arms, made._load = arms, 0.0
+    made.arms, made._load, made._complete = arms, 0.0, rounds
     return made
 
 
@@ -188,6 +188,23 @@ def test_the_ranking_says_what_the_clients_can_tell(tmp_path: Path) -> None:
     assert "cannot tell it from near:" in said[3]
 
 
+def test_a_rung_that_was_not_completed_by_all_ranks_nobody(tmp_path: Path) -> None:
+    """Else the first to end it, the cheapest, would be chosen."""
+    good, cheap = arm("good", [0.9, 0.9]), arm("cheap", [0.5, 0.52])
+    cheap.vals[4] = {0: 0.55, 1: 0.55}
+    found = race(tmp_path, [good, cheap])
+    found._complete = 2
+    assert [(one.method, one.rounds) for one in found.ranking()] == [("good", 2), ("cheap", 2)]
+
+
+def test_one_that_was_ahead_before_it_was_given_up_is_told(tmp_path: Path) -> None:
+    first, other = arm("first", [0.5, 0.52]), arm("other", [0.9, 0.91])
+    first.vals[9] = {0: 0.7, 1: 0.7}
+    said = ch.Chosen(tmp_path, race(tmp_path, [first, other]).ranking(), {}, 9, 1.0).sentences()
+    assert said[1] == "After fewer rounds other had been ahead of it."
+    assert not any("cannot tell" in sentence for sentence in said)
+
+
 # ---- what is given
 
 
@@ -241,12 +258,16 @@ def test_ctrl_c_ends_the_race_and_keeps_its_ranking(tmp_path: Path, monkeypatch:
         whole(self, arms[:2], rounds, seconds)
 
     monkeypatch.setattr(rc.Race, "_train", train)
-    found = choose(methods=["class-mean", "head-tune", "local+head"], minutes=30, out=tmp_path / "out", **TINY)
+    names = ["class-mean", "head-tune", "local+head"]
+    found = ch.execute(ch.prepare(None, TINY, methods=names, minutes=30, out=tmp_path / "out"))
     assert {one.method for one in found.ranking} == {"class-mean", "head-tune"}
     assert found.left_out == {"local+head": "its first round was not completed"}
     assert found.sentences()[0].endswith("the ranking is that of an unfinished race.")
     assert json.loads((tmp_path / "out" / ch.RANKING).read_text())["stopped"]
     assert C.read(found.file)["rounds"] == 4
+    with pytest.raises(KeyboardInterrupt):  # a script does not go on as if nothing had happened
+        choose(methods=names, minutes=30, out=tmp_path / "again", **TINY)
+    assert (tmp_path / "again" / ch.CHOSEN).exists()
 
 
 def test_a_budget_that_is_too_short_for_every_candidate_is_told_so(tmp_path: Path) -> None:

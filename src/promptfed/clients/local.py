@@ -33,6 +33,7 @@ from .wire import unpack
 _SMALL = 8 << 20  # bytes of a model of which a process may hold several copies
 _ANSWERS = 256 << 20  # bytes of updates that a request may be answered with, where it need not have so many clients
 _MOST = 64  # clients in a request
+_LOOK = 1.0  # seconds between looks whether all has ended
 
 
 class LocalClients(MessageClients):
@@ -48,6 +49,7 @@ class LocalClients(MessageClients):
             self._hosts.put(host)
         # Twice as many threads as hosts: requests are packed and answers read while the hosts are at work.
         self._threads = ThreadPoolExecutor(2 * len(hosts)) if len(hosts) > 1 else None
+        self._closed = False
 
     def exchange(self, task: Task, sent: Mapping[int, Params], order: Sequence[int]) -> Iterator[Reply]:
         if self._unions and isinstance(task, Evaluate) and not task.after_local and len(order) > MANY:
@@ -63,8 +65,9 @@ class LocalClients(MessageClients):
             group = groups[number]
             try:
                 request, blobs, received = packing(group)  # here, so that messages exist only for clients under way
-                if number:
-                    turns[number - 1].wait()
+                # The one before may have been cancelled, which happens when this ends.
+                while number and not turns[number - 1].wait(_LOOK) and not self._closed:
+                    pass
                 host = self._hosts.get()
             finally:
                 turns[number].set()
@@ -94,6 +97,7 @@ class LocalClients(MessageClients):
         return max(block, min(most, -(-len(order) // (8 * len(self._all)))))
 
     def close(self) -> None:
+        self._closed = True
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
         for host in self._all:  # also those that are at work

@@ -53,7 +53,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PROGRAM = """
 import os
 from promptfed.processes import end_with_parent
-end_with_parent()
+end_with_parent(int(os.environ["PROMPTFED_PARENT"]))
 from promptfed.flower._flwr import flower_supernode, set_heartbeat
 set_heartbeat(float(os.environ["PROMPTFED_HEARTBEAT"]))
 flower_supernode()
@@ -263,7 +263,12 @@ class SuperNode:
         command = [sys.executable, "-P", "-c", _PROGRAM, *(word for pair in options.items() for word in pair)]
         self._process = subprocess.Popen(
             [*command, *(["--insecure"] if insecure else keys)],
-            env={**os.environ, "FLWR_HOME": str(scratch), "PROMPTFED_HEARTBEAT": str(site.settings.heartbeat)},
+            env={
+                **os.environ,
+                "FLWR_HOME": str(scratch),
+                "PROMPTFED_HEARTBEAT": str(site.settings.heartbeat),
+                "PROMPTFED_PARENT": str(os.getpid()),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

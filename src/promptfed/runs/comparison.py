@@ -301,10 +301,12 @@ class Compared(dict[str, list[Result]]):
         self.table = table
 
     def __repr__(self) -> str:
-        console = Console(file=StringIO(), width=_WIDTH, markup=False, emoji=False)
-        with console.capture() as shown:
-            console.print(tables.comparison(self.table))
-        return shown.get()
+        if not self.table:
+            return super().__repr__()
+        text = StringIO()
+        plain = Console(file=text, width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+        plain.print(tables.comparison(self.table))
+        return text.getvalue().rstrip("\n")
 
     def frame(self) -> Any:
         """A pandas DataFrame with the columns of table.csv, a row per label."""

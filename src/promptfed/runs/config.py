@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -251,8 +252,8 @@ def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        listed = text.startswith("[") and text.endswith("]")  # of names, whose quotes the shell has removed
-        return [_value(name.strip()) for name in text[1:-1].split(",")] if listed else text
+        names = re.fullmatch(r"\[([^][(){}\"',]+(?:,[^][(){}\"',]+)*)\]", text)  # whose quotes the shell has removed
+        return [_value(name.strip()) for name in names[1].split(",")] if names else text
 
 
 def read(source: str | Path) -> Table:

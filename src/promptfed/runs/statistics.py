@@ -81,11 +81,14 @@ def difference(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Colum
 
 def on_unseen(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Column) -> Difference | None:
     """As difference(), in the column of a protocol whose images nobody has trained on: the same ones score all models,
-    so that one seed and one model have an interval too. None if a row has not recorded how many images."""
+    so that one seed and one model have an interval too. None if a row has not recorded how many images, or other ones.
+    """
     a, b = ({n["seed"]: one for n in runs if (one := _on_images(n, column))} for runs in (ours, theirs))
     pairs = [(a[seed], b[seed]) for seed in a if seed in b]
     models = max((len(one.accuracies) for pair in pairs for one in pair), default=0)
     if not pairs or any(len(one.accuracies) not in (1, models) for pair in pairs for one in pair):
+        return None
+    if any(x.images != y.images for x, y in pairs):
         return None
     each = [np.broadcast_to(x.accuracies - y.accuracies, models) for x, y in pairs]
     noise = float(np.mean([x.noise + y.noise for x, y in pairs]))
@@ -95,6 +98,7 @@ def on_unseen(ours: Sequence[Numbers], theirs: Sequence[Numbers], column: Column
 class _OnImages(NamedTuple):
     accuracies: np.ndarray  # of each model
     noise: float  # the variance of their mean by the choice of images
+    images: tuple[int, ...]
 
 
 def _on_images(numbers: Numbers, column: Column) -> _OnImages | None:
@@ -104,17 +108,22 @@ def _on_images(numbers: Numbers, column: Column) -> _OnImages | None:
         return _harmonic(base, novel) if base and novel else None
     if column not in found or None in found[column]["accuracies"]:
         return None
-    accuracies, images = np.array(found[column]["accuracies"]), np.array([found[column]["images"]])
-    return _OnImages(accuracies, float(_of_images(accuracies, images, together=True)))
+    accuracies, images = np.array(found[column]["accuracies"]), found[column]["images"]
+    return _OnImages(accuracies, float(_of_images(accuracies, np.array([images]), together=True)), (images,))
 
 
 def _harmonic(a: _OnImages, b: _OnImages) -> _OnImages:
     """The harmonic mean of two mean accuracies, to first order in each model's."""
     mean_a, mean_b = a.accuracies.mean(), b.accuracies.mean()
-    whole = max(mean_a + mean_b, 1e-9)
-    by_a, by_b = 2 * (mean_b / whole) ** 2, 2 * (mean_a / whole) ** 2
-    each = 2 * mean_a * mean_b / whole + by_a * (a.accuracies - mean_a) + by_b * (b.accuracies - mean_b)
-    return _OnImages(each, float(by_a**2 * a.noise + by_b**2 * b.noise))
+    by_a, by_b = _slopes(mean_a, mean_b)
+    each = by_a * a.accuracies + by_b * b.accuracies  # whose mean is 2ab / (a + b)
+    by_a, by_b = _slopes(*(max(mean, 1 / one.images[0]) for mean, one in ((mean_a, a), (mean_b, b))))
+    return _OnImages(each, float(by_a**2 * a.noise + by_b**2 * b.noise), a.images + b.images)
+
+
+def _slopes(a: float, b: float) -> tuple[float, float]:
+    """Of the harmonic mean, by each of both; it is homogeneous, so that it is their weighted sum."""
+    return (2 * (b / (a + b)) ** 2, 2 * (a / (a + b)) ** 2) if a + b else (1.0, 1.0)
 
 
 def _of_images(scores: np.ndarray, counts: np.ndarray, together: bool) -> Any:

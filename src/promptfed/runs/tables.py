@@ -18,7 +18,7 @@ from . import record
 from . import sheets as S
 from .api import Result
 from .cells import count, mean_of, over_seeds, points, rounds, score, size
-from .protocols import accuracies
+from .protocols import UNSEEN, accuracies
 from .sheets import Sheet
 from .shown import PROTOCOLS, SHOWN, USUAL, Asked, across, beside, measured
 from .statistics import Column, difference, main_column, on_unseen, one_model
@@ -36,6 +36,7 @@ APART = "References, to measure the others by, stand apart and are not ranked."
 CEILING = "to ceiling: points of local accuracy to the centralised reference."
 WORDS = "ahead, behind: the interval excludes zero. Each holds for its row alone, and for the column that it names."
 ONE_SEED = "There is one seed: the intervals are over clients only, and say nothing of other seeds."
+ONE_SEED_UNSEEN = "There is one seed: the intervals are over clients or test images, and say nothing of other seeds."
 OPTIMISERS = (
     "Optimisers differ: a method's default is that of its paper. For one optimiser in all rows: method.optimizer=adam "
     "method.lr=0.001; to tune every row: --tune 12."
@@ -149,6 +150,8 @@ def _compare(found: Sequence[Table], results: Mapping[str, Sequence[Result]], ag
             tested = {column: on_unseen(ours, theirs, column) for column in row.get(PROTOCOLS, ())}
             if unseen := {column: {"row": base, **one.complete()} for column, one in tested.items() if one}:
                 row[_UNSEEN] = unseen
+            if UNSEEN in unseen:  # the same accuracies, without what the choice of images adds
+                row.pop("newcomers_against", None)
 
 
 def name(row: Table) -> str:
@@ -233,6 +236,7 @@ def differences(rows: Sequence[Table]) -> list[Sheet]:
     over = "clients" if all(row["against"].get("seeds", 1) == 1 for row in compared) else "seeds and clients"
     protocols = any(PROTOCOLS in row for row in rows)
     seen = ", on data of the kind that was trained on" if protocols and not unseen else ""
+    over += "; novel classes, other datasets and an unseen domain: also over test images" if unseen else ""
     title = f"differences to {' / '.join(bases)} in points{seen}, paired by seed and client; bootstrap over {over}"
     heads = ("method", "column", "difference", "95 % interval", "", "seeds", "clients")
     return [Sheet(title, heads, lines, sum("reference" in row for row, _ in each))] if lines else []
@@ -262,7 +266,8 @@ def differing(rows: Sequence[Table]) -> list[str]:
 
 def notes(rows: Sequence[Table], whole: bool = True) -> list[str]:
     """What is to be known of the numbers, below the tables. `whole`: they have more than one accuracy."""
-    paired = [row["against"] for row in rows if "mean" in row.get("against", {})]
+    all_ = [one for row in rows for one in (row.get("against", {}), *row.get(_UNSEEN, {}).values())]
+    paired = [one for one in all_ if "mean" in one]
     told = {
         CAPTION: True,
         MODELS: whole,
@@ -271,7 +276,8 @@ def notes(rows: Sequence[Table], whole: bool = True) -> list[str]:
         CEILING: whole and any("to_ceiling" in row for row in rows),
         WORDS: bool(paired),
         OPTIMISERS: whole and "optimizer" in differing(rows) and "tuned" not in rows[0].get("scale", ""),
-        ONE_SEED: bool(paired) and all(found["seeds"] == 1 for found in paired),
+        ONE_SEED_UNSEEN if any(_UNSEEN in row for row in rows) else ONE_SEED: bool(paired)
+        and all(found["seeds"] == 1 for found in paired),
         REPORT: True,
     }
     return [text for text, said in told.items() if said]

@@ -31,7 +31,7 @@ from ..runs.sections import separated
 from . import space as S
 from . import workers
 from .board import Board, percent
-from .race import Race, Ranked
+from .race import ALIKE, EARLIER, Race, Ranked
 from .workers import Pool
 
 RANKING, CHOSEN, LOG = "choice.json", "chosen.toml", "workers.log"
@@ -68,7 +68,10 @@ class Chosen:
             said.append(
                 f"Accuracies are the best of up to {most} learning rates on the same validation data, one seed."
             )
-        alike = [one.method for one in others if one.behind is None or one.word != "behind"]
+        ahead = [one.method for one in others if one.word == EARLIER]
+        if ahead:
+            said.append(f"After fewer rounds {', '.join(ahead)} had been ahead of it.")
+        alike = [one.method for one in others if one.behind is None or one.word == ALIKE]
         if alike:
             said.append(
                 f"The validation data cannot tell it from {', '.join(alike)}: more clients, data or time might."
@@ -164,7 +167,9 @@ def execute(plan: ChoosePlan, console: Console | None = None) -> Chosen:
                 if not tried:
                     raise
                 stopped = True
-                race.left_out |= dict.fromkeys(plan.candidates.keys() - tried, "its first round was not completed")
+                for name in plan.candidates:
+                    if name not in tried:
+                        race.left_out.setdefault(name, "its first round was not completed")
     ranking = race.ranking()
     first = next(arm for arm in race.arms if arm.name == ranking[0].method and arm.rates == ranking[0].rates)
     given = plan.config.complete()
@@ -193,7 +198,10 @@ def choose(
 
     choose(minutes=10, out="runs/choice", dataset="photos/", partition="domain", backbone="vit-mini")
     """
-    return execute(prepare(preset, settings, methods=methods, minutes=minutes, out=Path(out)))
+    found = execute(prepare(preset, settings, methods=methods, minutes=minutes, out=Path(out)))
+    if found.stopped:  # what there is has been written
+        raise KeyboardInterrupt
+    return found
 
 
 def _complete(found: Chosen) -> dict[str, Any]:

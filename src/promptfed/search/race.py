@@ -25,6 +25,7 @@ from . import workers
 from .board import Board, percent
 from .workers import Ended, Job, Pool, Round
 
+ALIKE, EARLIER = "cannot be told apart", "ahead then, given up later"
 _FACTORS = (1.0, 3.0, 1 / 3, 10.0, 0.1)  # of all learning rates of a method
 _PROBE = 2  # rounds that tell what a round costs: the first one also fills caches
 _RUNGS = (9, 3, 1)  # rounds are divided by
@@ -32,7 +33,7 @@ _LEAST = 3  # so many times the budget a whole run may take: the race compares w
 _SAFE = 0.85  # of the time that is left may be planned for
 
 
-@dataclass
+@dataclass(eq=False)
 class Arm:
     """A candidate with some learning rates."""
 
@@ -44,10 +45,15 @@ class Arm:
     done: int = 0  # rounds
     train: float = 0.0  # seconds of the last round
     evaluate: float = 0.0
+    failed: bool = False
 
     @property
     def rates(self) -> dict[str, float]:
         return S.rates(self.config)
+
+    def reached(self, last: int) -> int:
+        """The last round up to this one that it was evaluated in; 0: none."""
+        return max((round for round in self.vals if round <= last), default=0)
 
     def value(self, round: int | None = None) -> float:
         """The mean over clients after a round, by default the last one that was evaluated."""
@@ -72,8 +78,8 @@ class Ranked:
         if self.behind is None:
             return ""
         if self.behind.high < 0:
-            return "ahead then, given up later"
-        return "behind" if self.behind.low > 0 else "cannot be told apart"
+            return EARLIER
+        return "behind" if self.behind.low > 0 else ALIKE
 
 
 class Race:
@@ -86,6 +92,7 @@ class Race:
         self._pool, self._until = pool, begun + seconds
         self.board: Board = Board(None, self.table)
         self.left_out: dict[str, str] = {}
+        self._complete = 1  # the last round that all arms of the race have completed: they are ranked by no later one
         self.arms = [self._arm(name, 1.0) for name in candidates]
         self._load = seconds  # before a run's first round: the least so far, as the first one is slow
 
@@ -126,6 +133,9 @@ class Race:
                 break
             racing = chosen
             self._train(racing, to, self._left())
+            if any(to not in arm.vals and not arm.failed for arm in racing):  # the time is over
+                break
+            self._complete = to
             racing = [arm for arm in racing if to in arm.vals] or racing
             if not i:
                 racing += self._further(racing, to, self._left() / len(rungs))
@@ -179,8 +189,9 @@ class Race:
             for arm in best.values():
                 further = {"highest": 3.0, "lowest": 1 / 3}.get(self._edge(arm))
                 other = self._alike(arm, further * arm.factor) if further else arm
-                begun = other.folder in {one.folder for one in self.arms}  # it may have failed
-                if not begun and self._cost(other, rung) * (len(new) // self._pool.size + 1) <= left:
+                begun = other.folder in {one.folder for one in self.arms}
+                costs = [self._cost(one, rung) for one in (*new, other)]
+                if not begun and sum(costs) <= left * self._pool.size and costs[-1] <= left:
                     new.append(other)
             if not new:
                 return made
@@ -190,7 +201,8 @@ class Race:
 
     def _edge(self, arm: Arm) -> str:
         """highest or lowest, if the learning rate of an arm is at an end of those that were tried."""
-        factors = sorted(other.factor for other in self.arms if other.name == arm.name and other.vals)
+        alike = [other for other in self.arms if other.name == arm.name]
+        factors = sorted(other.factor for other in alike if other.vals or other.failed)
         return {factors[0]: "lowest", factors[-1]: "highest"}.get(arm.factor, "") if len(factors) > 1 else ""
 
     def _fitting(self, arms: Sequence[Arm], rung: int, share: float) -> tuple[list[Arm], int]:
@@ -236,6 +248,7 @@ class Race:
 
         def end(job: Job, ended: Ended) -> None:
             arm = at_work.pop(job.folder)
+            arm.failed = ended.how == "failed"
             if ended.error and arm.factor == 1.0:
                 self.left_out[arm.name] = str(ended.error)
             if ended.how == "done":
@@ -248,17 +261,18 @@ class Race:
 
     def ranking(self) -> list[Ranked]:
         """One line per method: those that were trained longer are before those that were given up earlier."""
-        known = [arm for arm in self.arms if arm.vals]
+        known = {arm: arm.reached(self._complete) for arm in self.arms if arm.reached(self._complete)}
         if not known:
             raise UserError("; ".join(f"{method}: {why}" for method, why in self.left_out.items()))
-        order = sorted(known, key=lambda arm: (-max(arm.vals), -arm.value(), abs(np.log(arm.factor))))
+        order = sorted(known, key=lambda arm: (-known[arm], -arm.value(known[arm]), abs(np.log(arm.factor))))
         best = list({arm.name: arm for arm in reversed(order)}.values())[::-1]
         best.sort(key=order.index)
         found = []
         for arm in best:
-            behind = None if arm is best[0] else _behind(best[0], arm)
+            behind = None if arm is best[0] else _behind(best[0], arm, self._complete)
             tried = sum(other.name == arm.name for other in known)
-            found.append(Ranked(arm.name, arm.rates, max(arm.vals), arm.value(), behind, tried, self._edge(arm)))
+            told = (known[arm], arm.value(known[arm]), behind, tried, self._edge(arm))
+            found.append(Ranked(arm.name, arm.rates, *told))
         return found
 
     def table(self) -> Rich:
@@ -286,9 +300,9 @@ def _best(arms: Sequence[Arm], count: int) -> list[Arm]:
     return kept
 
 
-def _behind(leader: Arm, arm: Arm) -> statistics.Difference | None:
+def _behind(leader: Arm, arm: Arm, last: int) -> statistics.Difference | None:
     """How far an arm is behind the leader after the last round that both were evaluated in, paired over clients."""
-    round = max(set(leader.vals) & set(arm.vals), default=None)
+    round = max((round for round in leader.vals if round in arm.vals and round <= last), default=None)
     if round is None:
         return None
     ours, theirs = leader.vals[round], arm.vals[round]
