@@ -304,7 +304,15 @@ class Compared(dict[str, list[Result]]):
         if not self.table:
             return super().__repr__()
         text = StringIO()
-        plain = Console(file=text, width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+        plain = Console(
+            file=text,
+            width=_WIDTH,
+            color_system=None,
+            force_terminal=False,
+            force_jupyter=False,
+            markup=False,
+            emoji=False,
+        )
         plain.print(tables.comparison(self.table))
         return text.getvalue().rstrip("\n")
 
