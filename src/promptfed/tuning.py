@@ -32,7 +32,7 @@ class Family(StrEnum):
     TEXT = "text prompts of a CLIP"
     BOTH = "prompts on images and text of a CLIP"
     TOKENS = "prompt tokens of a vision transformer"
-    PRIVATE = "private prompts, around anything that is tuned"
+    PRIVATE = "private prompts, added to any tuning"
     LAYERS = "low-rank updates, biases or adapters in frozen layers"
     FEATURES = "a head or attention on frozen features"
     WEIGHTS = "all weights, or what a plug-in tunes instead"

@@ -48,6 +48,7 @@ def test_what_travels_and_what_stays() -> None:
     assert said("fedavg") == ("all weights", "nothing")
     assert said("local") == ("nothing", "all weights")
     assert said("fedper") == ("body", "head")
+    assert said("fedbn") == ("all weights except norms", "norms")
     assert said("fedper+vpt") == ("prompt tokens, sums of features", "head")
     assert said("pfedpt") == ("all weights", "private pixel prompt")
     assert said("ditto+promptfl") == ("text context", "model of its own")

@@ -25,7 +25,7 @@ from promptfed.runs.api import Result
 from promptfed.runs.opened import Run
 from promptfed.runs.protocols import PROTOCOLS, accuracies, served
 from promptfed.runs.shown import across
-from promptfed.runs.tables import differences, generalisation, table
+from promptfed.runs.tables import ONE_SEED_UNSEEN, differences, generalisation, table
 from promptfed.runs.unseen import harmonic
 from promptfed.search.workers import as_trial
 
@@ -221,6 +221,10 @@ def test_differences_on_unseen_data_are_told(personal: Result, data: Dataset, ot
         assert line[2] == f"{100 * ((ours[column] or 0) - (theirs[column] or 0)):+.1f}".replace("-0.0", "+0.0")
         assert line[3].startswith("[")
     assert "kind that was trained on" not in sheet.title
+    page = write([personal.folder, bare.folder], tmp_path / "report.html", against="zero-shot").read_text()
+    for line in unseen.values():
+        assert f'<br><span class="std">{line[2]} {line[3]} {line[4]}</span>' in page
+    assert ONE_SEED_UNSEEN in page
 
 
 def test_harmonic_mean() -> None:

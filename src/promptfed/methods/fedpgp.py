@@ -24,7 +24,7 @@ class LowRank(TextContext):
 
     roles: ClassVar[dict[str, str]] = {"context": "body", "own.": "own"}
     about = "shared text context + own low-rank change"
-    role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "low-rank change of it"}
+    role_words: ClassVar[dict[str, str]] = {"body": "text context", "own": "low-rank update of the context"}
 
     rank: int = Field(8, ge=1, description="rank of the client's own change of the context (b)")
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..method import Method
-from ..tuning import FROZEN, GIVEN, Family, Tuning, Wrapper
+from ..tuning import FROZEN, GIVEN, Family, Transparent, Tuning, Wrapper
 from . import ALIASES, METHODS, backbones, create, lacks_prompts, layers, tunes
 
-REFERENCES = "references, to measure others by"
+REFERENCES = "reference baselines"
 
 
 class Overview(NamedTuple):
@@ -68,8 +68,16 @@ def _words(method: Method, chosen: Callable[[str], bool]) -> list[str]:
     for layer in layers(method.tuning):
         roles = _own_roles(layer)
         mine = [role for role in roles if chosen(role)]
-        found += [layer.about] if mine and mine == roles else [layer.role_words.get(role, role) for role in mine]
+        whole = [layer.about + _except(method, chosen)] if not isinstance(layer, Transparent) else [layer.about]
+        found += whole if mine and mine == roles else [layer.role_words.get(role, role) for role in mine]
     return found
+
+
+def _except(method: Method, chosen: Callable[[str], bool]) -> str:
+    """What a wrapper that only gives roles takes out of the tuning that it is around."""
+    apart = [layer for layer in layers(method.tuning) if isinstance(layer, Transparent) and not layer.roles]
+    taken = [layer.about for layer in apart if not any(chosen(role) for role in _own_roles(layer))]
+    return f" except {' and '.join(taken)}" if taken else ""
 
 
 def _own_roles(layer: Tuning) -> list[str]:

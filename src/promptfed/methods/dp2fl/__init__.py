@@ -28,7 +28,7 @@ class Dp2fl(CrossValidated):
     """A client without validation data has no data prompt of its own: it always continues from the global one."""
 
     paper = "Chang et al., Scientific Reports 2025"
-    sends = "validation data, losses on those of all"
+    sends = "validation data, losses on all clients' validation data"
     own_down = True
     tuned = Maple
 

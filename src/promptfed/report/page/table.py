@@ -8,8 +8,8 @@ from typing import Any
 
 from ...runs.cells import count, percent, points, size
 from ...runs.protocols import UNSEEN
-from ...runs.statistics import Difference, difference
-from ...runs.tables import ONE_SEED, WORDS
+from ...runs.statistics import Difference, difference, on_unseen
+from ...runs.tables import ONE_SEED, ONE_SEED_UNSEEN, WORDS
 from .. import numbers
 from ..gather import Group, ReportData, Task, tasks
 from ..numbers import KINDS, Cell, Column
@@ -26,6 +26,7 @@ class Shown:
     spread: str = ""
     kind: str = ""  # best, none
     why: str = ""  # it is missing, or incomplete
+    against: str = ""  # the difference to another row, in a column on data that nobody has trained on
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ def results(data: ReportData) -> dict[str, Any]:
     }  # fmt: skip
     tables = {kind: _lines(data, kind) for kind in KINDS if kind == "last" or kind in known}
     ranks = {group.main_column for group in data.groups if not group.reference}
-    paired = [found for task in tasks(data) for found in _differences(data, task).values() if found]
-    one_seed = bool(paired) and all(found.seeds == 1 for found in paired)
+    paired = [one for task in tasks(data) for found in _differences(data, task).values() for one in found.items()]
+    one_seed = bool(paired) and all(found.seeds == 1 for _, found in paired)
+    unseen = any(head for head, _ in paired)
     at = next((i for i, column in enumerate(numbers.columns(data)) if column.protocol == UNSEEN), 0)
     return {
         "columns": numbers.columns(data),
@@ -62,7 +64,7 @@ def results(data: ReportData) -> dict[str, Any]:
         "several_kinds": len(ranks) > 1,
         "sorted": ranks.pop() if len(ranks) == 1 and len(tasks(data)) == 1 else "",
         "against": data.against,
-        "words": [WORDS, *([ONE_SEED] if one_seed else [])] if paired else [],
+        "words": [WORDS, *([ONE_SEED_UNSEEN if unseen else ONE_SEED] if one_seed else [])] if paired else [],
         "kinds": KINDS,
         "tables": tables,
         # An accuracy as a paper prints it: row and column of the comparison's table -> cell.
@@ -89,7 +91,11 @@ def _lines(data: ReportData, kind: str) -> list[Line]:
 
         for group in sorted(task.groups, key=rank, reverse=True):  # personal models first
             own = [None] * len(columns) if group.reference else best[group.main_column]
-            shown = [_shown(*one) for one in zip(columns, cells[group.label], own, strict=True)]
+            found = paired.get(group.label, {})
+            shown = [
+                _shown(column, cell, best_, found.get(column.protocol) if column.protocol else None)
+                for column, cell, best_ in zip(columns, cells[group.label], own, strict=True)
+            ]
             lines.append(
                 Line(
                     group.label,
@@ -100,7 +106,7 @@ def _lines(data: ReportData, kind: str) -> list[Line]:
                     bool(group.reference),
                     "one" if group.main_column == "global" else "own",
                     _to_ceiling(cells[group.label][0].mean, ceiling) if some else None,
-                    _difference(paired.get(group.label)) if data.against and kind == "last" else None,
+                    _difference(found.get("")) if data.against and kind == "last" else None,
                 )
             )
     return lines
@@ -112,17 +118,28 @@ def _best_of(task: Task, columns: Sequence[Column], cells: dict[str, list[Cell]]
     return [_best(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
 
 
-def _differences(data: ReportData, task: Task) -> dict[str, Difference | None]:
-    """Label -> its difference to the row that the others are compared with."""
+def _differences(data: ReportData, task: Task) -> dict[str, dict[str, Difference]]:
+    """Label -> its differences to the row that the others are compared with: in the main column, named "", and in those
+    on data that nobody has trained on."""
     base = next((group for group in task.groups if data.row(group) == data.against), None)
-    return {group.label: difference(group.results, base.results) for group in task.groups if base and group is not base}
+    heads = [column.protocol for column in numbers.columns(data) if column.protocol]
+    each: dict[str, dict[str, Difference]] = {}
+    for group in task.groups:
+        if base and group is not base:
+            found = {"": difference(group.results, base.results)}
+            found |= {head: on_unseen(group.results, base.results, head) for head in heads}
+            each[group.label] = {key: one for key, one in found.items() if one}
+    return each
 
 
 def _difference(found: Difference | None) -> Shown:
     if found is None:
         return Shown("–", "", kind="none")
-    interval = f"[{points(found.low)}, {points(found.high)}] {found.word} ({found.column})"
-    return Shown(points(found.mean), f"{found.mean:.8g}", interval)
+    return Shown(points(found.mean), f"{found.mean:.8g}", f"{_interval(found)} ({found.column})")
+
+
+def _interval(found: Difference) -> str:
+    return f"[{points(found.low)}, {points(found.high)}] {found.word}"
 
 
 def _to_ceiling(local: float | None, ceiling: float | None) -> Shown:
@@ -139,12 +156,13 @@ def _best(column: Column, cells: Sequence[Cell]) -> float | None:
     return max(known)
 
 
-def _shown(column: Column, cell: Cell, best: float | None) -> Shown:
+def _shown(column: Column, cell: Cell, best: float | None, found: Difference | None) -> Shown:
     if cell.mean is None:
         return Shown("–", "", kind="none", why=cell.why)
     kind = "best" if best is not None and cell.mean >= best - _ALIKE else ""
     text, _, spread = _text(column, cell.mean, cell.std).partition(" ±")
-    return Shown(text, f"{cell.mean:.8g}", spread and f"±{spread}", kind, cell.why)
+    against = f"{points(found.mean)} {_interval(found)}" if found else ""
+    return Shown(text, f"{cell.mean:.8g}", spread and f"±{spread}", kind, cell.why, against)
 
 
 def _text(column: Column, value: float, std: float | None) -> str:
