@@ -109,3 +109,13 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(tmp_path: Path, monkeyp
     monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r'^PROMPTFED_CACHE: the updates of a round cannot be held in ".*file" \('):
         Spool(memory=0).hold(updates()[0])
+
+
+def test_memory_of_updates_that_were_added_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPTFED_CACHE", str(tmp_path))
+    first, second = updates()[:2]
+    spool = Spool(memory=P.nbytes(first.up) + P.nbytes(first.stats))
+    assert spool.hold(first) is first
+    assert spool.hold(second) is not second
+    spool.release(first.client)
+    assert spool.hold(second) is second

@@ -77,6 +77,7 @@ class Intake:
 
     def _add(self, client: int) -> None:
         update = self._waiting.pop(client)
+        self._spool.release(client)
         if not update.error:
             assert self._mean is not None
             self._mean.add(update.up, update.n)
@@ -87,14 +88,20 @@ class Spool:
 
     def __init__(self, memory: int = HELD) -> None:
         self._left = memory
+        self._sizes: dict[int, int] = {}  # of updates in memory, by client
         self._file: IO[bytes] | None = None
 
     def hold(self, update: Update) -> Update:
         size = P.nbytes(update.up) + P.nbytes(update.stats)
         if size <= self._left:
             self._left -= size
+            self._sizes[update.client] = size
             return update
         return replace(update, up=self._mapped(update.up), stats=self._mapped(update.stats))
+
+    def release(self, client: int) -> None:
+        """The client's update is not needed any more."""
+        self._left += self._sizes.pop(client, 0)
 
     def _mapped(self, params: Params) -> Params:
         return {name: self._written(p) for name, p in params.items()}

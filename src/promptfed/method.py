@@ -190,7 +190,8 @@ class Method(BaseModel):
 
     def keep(self, model: Model, params: Params, ctx: Context) -> Params:
         """Client, after training: what it stores besides private parameters, under names that no parameter has.
-        Values stored earlier under other names remain."""
+        Values stored earlier under other names remain. Parameters that upload() sends as they are have the values that
+        the server gets, noise of privacy included."""
         return {}
 
     def uploads(self, shared: Params, client: int) -> Params:

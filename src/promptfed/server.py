@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -186,8 +187,8 @@ def _evaluate(
         stages["common"] = clients.evaluate(
             dict.fromkeys(served, common), as_of=round + 1, pooled=False, after_local=False
         )
-    described = method.describe(state, list(served))
-    found: Line = {"server": described} if described else {}
+    described = method.describe(state, list(served)).items()
+    found: Line = {"server": {key: v if math.isfinite(v) else None for key, v in described}} if described else {}
     for stage, scored in stages.items():
         one_model = method.serves if stage == "common" else stage == "aggregated" and not method.personal
         for new in (False, True):

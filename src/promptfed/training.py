@@ -332,7 +332,8 @@ class LocalPhase:
     def _add(self, stats: Params, active: list[bool]) -> None:
         summed = dict(self.state.stats)
         for name, s in stats.items():
-            s = s.detach() if all(active) else s.detach() * _rows(active, s)
+            s = s.detach().float() if s.dtype in (torch.bfloat16, torch.float16) else s.detach()  # sums need fp32
+            s = s if all(active) else s * _rows(active, s)
             summed[name] = summed[name] + s if name in summed else s
         self.state = self.state._replace(stats=summed)
 

@@ -169,7 +169,9 @@ def test_only_rounds_and_engine_change_on_resuming(promptfed):
     said = promptfed("run", "method=local", "rounds=1", *TINY, "--out", out)
     assert f"everything is in {out}:" in said
     said = promptfed("run", "--resume", "--out", out, "seed=3", code=1)
-    assert "seed cannot be changed when a run is resumed (seed = 3, not 0; allowed: engine, rounds)" in said
+    assert "seed cannot be changed when a run is resumed (seed = 3, not 0; allowed: rounds, and those of engine" in said
+    said = promptfed("run", "--resume", "--out", out, "engine.precision=bf16", code=1)
+    assert "cannot be changed when a run is resumed (engine.precision = bf16, not fp32;" in said
     assert "holds no run to resume" in promptfed("run", "--resume", "--out", "nothing", code=1)
     assert "--resume needs --out" in promptfed("run", "--resume", code=1)
     promptfed("run", "method=local", "rounds=2", *TINY, "--resume", "--out", out)  # the words it began with

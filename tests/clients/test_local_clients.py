@@ -1,5 +1,6 @@
 """Workers, order and stacking change nothing; what clients remember survives."""
 
+import io
 import json
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import promptfed
 from limits import HANG
 from promptfed import UserError
 from promptfed.clients import local
-from promptfed.clients.local import LocalClients, Worker, write_frame
+from promptfed.clients.local import LocalClients, Worker, read_frame, write_frame
 from promptfed.clients.messages import (
     Answer,
     Enroll,
@@ -378,3 +379,11 @@ def test_a_worker_without_a_parent_has_nothing_to_say():
     write_frame(process.stdin, json.dumps({"path": sys.path}).encode())
     write_frame(process.stdin, b"{}")
     assert process.communicate(timeout=HANG)[1] == b""
+
+
+def test_a_frame_that_is_cut_off_is_the_end_of_the_stream() -> None:
+    whole = io.BytesIO()
+    write_frame(whole, b"done", b"text" * 100)
+    assert read_frame(io.BytesIO(whole.getvalue())) == [b"done", b"text" * 100]
+    for size in (0, 3, 12, 21, 30, len(whole.getvalue()) - 1):
+        assert read_frame(io.BytesIO(whole.getvalue()[:size])) == []

@@ -28,6 +28,16 @@ def test_a_client_descends_the_regularised_objective() -> None:
     assert distance(expected, descend(start, one.samples, plan(N, B, 2), at(LR, *WEIGHTS))) > 0.02
 
 
+def test_h_stays_the_mean_of_all_clients_when_one_joins_later() -> None:
+    method = create("feddyn")
+    state = method.begin(MODEL, dict(MODEL.weights), 0)
+    for client in (0, 1, 2):
+        state = method.admit(state, client, {}, 0)
+    h = near(MODEL.weights, 1)
+    joined = method.admit({**state, **P.nested("h", h)}, 3, {}, 2)
+    same(P.under(joined, "h"), numbers({name: 3 / 4 * p for name, p in h.items()}))
+
+
 def test_two_rounds_of_two_clients_of_three(tmp_path: Path) -> None:
     alpha = 0.5
     method = create("feddyn", {**COMMON, "epochs": 1, "alpha": alpha})

@@ -51,6 +51,18 @@ def test_apfls_models_and_their_mix_descend_together(adaptive: bool) -> None:
     assert (abs(alpha - 0.3) > 0.01) is adaptive
 
 
+@pytest.mark.parametrize(
+    ("adaptive", "roles"), [(True, {"body", "head", "own", "share"}), (False, {"body", "head", "own"})]
+)
+def test_apfls_share_does_not_decay(adaptive: bool, roles: set[str]) -> None:
+    (phase,) = create("apfl", {"adaptive": adaptive, "weight_decay": 0.1}).schedule(1)
+    assert phase.train.keys() == roles
+    assert {
+        role: optimizer.weight_decay for role, optimizer in phase.train.items() if role != "share"
+    } == dict.fromkeys(roles - {"share"}, 0.1)
+    assert not adaptive or phase.train["share"].weight_decay == 0
+
+
 def test_apfls_share_stays_between_zero_and_one() -> None:
     method = create("apfl")
     params = {"alpha": torch.tensor(1.4)}

@@ -13,6 +13,7 @@ from promptfed.clients.messages import Train, read_update
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.phases import Update
+from promptfed.privacy import Privacy
 from tiny import Numbers, descend, distance, gradients, near, numbers, plan, same, toy_host, work
 
 
@@ -65,6 +66,28 @@ def test_two_rounds_of_two_clients(tmp_path: Path) -> None:
         same({name: state[name] for name in WEIGHTS}, x)
         same(P.under(state, "control"), c, 1e-4)
     assert all(np.abs(c[name]).max() > 1e-3 for name in WEIGHTS)
+    host.store.close()
+
+
+def test_c_stays_the_mean_of_all_clients_when_one_joins_later() -> None:
+    method = create("scaffold")
+    state = method.begin(MODEL, dict(MODEL.weights), 0)
+    for client in (0, 1):
+        state = method.admit(state, client, {}, 0)
+    first, second = near(MODEL.weights, 1), near(MODEL.weights, 2)
+    state |= P.nested("control", {name: (p + second[name]) / 2 for name, p in first.items()})
+    joined = method.admit(state, 2, {}, 3)
+    same(P.under(joined, "control"), numbers({name: (p + second[name]) / 3 for name, p in first.items()}))
+
+
+def test_the_clients_own_follows_from_what_it_sends_under_privacy(tmp_path: Path) -> None:
+    method = create("scaffold", {**COMMON, "epochs": 1})
+    host = toy_host(method, tmp_path)
+    host.privacy, host.noise_seed = Privacy(clip=0.01, noise=1.0), 7
+    down = method.down(method.begin(MODEL, host.init, 0), 0)
+    _, (blob,) = host.train([[host.work(0, down, 1)]], Train(round=1, score=False))
+    x, sent = numbers(MODEL.weights), numbers(read_update(blob)[0])
+    same(P.under(host.remembers(0, 2)[0], "control"), {k: (x[k] - sent[k]) / (2 * LR) for k in x}, 1e-4)
     host.store.close()
 
 

@@ -36,6 +36,37 @@ def planned(given: dict[str, Any], methods: tuple[str, ...], file: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "[compare.rows]\nlabel = 'a'",
+            r"^compare\.rows must be a list of tables: \[\[compare\.rows\]\], in double brackets$",
+        ),
+        ("compare.columns = [1]", r"^compare\.columns must be a list of tables"),
+        ("[[compare]]\nseeds = [0]", r"^compare must be one table: \[compare\], not \[\[compare\]\]$"),
+        ("[[compare.rows]]\nlabel = 5", r"^compare\.rows: label = 5 must be text, in quotes$"),
+        ("compare.tuned = 3", r"^compare\.tuned = 3 must be a table, as promptfed tune writes it$"),
+        (
+            "[[compare.rows]]\nlabel = 'A+b'\nmethod = 'local'\n[[compare.rows]]\nlabel = 'a b'\nmethod = 'fedavg'",
+            r'the letters and digits of "A\+b" and "a b", which name folders, are the same$',
+        ),
+    ],
+)
+def test_a_file_of_another_shape_is_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UserError, match=says):
+        comparison.prepare(tmp_path / "mine.toml", {}, out=tmp_path / "out")
+
+
+def test_results_in_another_precision_are_not_reused(tmp_path: Path) -> None:
+    settings = {**C.undot(TINY.items()), "progress": False}
+    compare(methods=["local"], out=tmp_path / "table", **settings)
+    settings["engine"] = {"workers": 1, "precision": "bf16"}
+    with pytest.raises(UserError, match=r"holds a run with another engine\.precision: fp32, not bf16"):
+        compare(methods=["local"], out=tmp_path / "table", **settings)
+
+
+@pytest.mark.parametrize(
     ("key", "says"),
     [
         ("method.lrr", 'method.lrr is not a setting of any method that is compared; did you mean "lr"'),

@@ -126,8 +126,12 @@ RATES: S.Space = {"method.lr": S.Range(0.0005, 0.05, log=True)}
 OWN = {"method.lr": 0.005}
 
 
-def optuna_study(folder: Path, count: int) -> study.Study:
-    return study.Optuna(folder / "row", RATES, OWN, count, name="row", rounds=4, seed=0)
+def optuna_study(folder: Path, count: int, seed: int = 0) -> study.Study:
+    return study.Optuna(folder / "row", RATES, OWN, count, name="row", rounds=4, seed=seed)
+
+
+def test_any_seed_can_be_searched_with(tmp_path: Path) -> None:
+    trained(optuna_study(tmp_path, 6, seed=20261118), near)
 
 
 def test_optuna_keeps_the_budget_prunes_and_goes_on_from_its_journal(tmp_path: Path) -> None:

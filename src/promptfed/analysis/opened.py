@@ -17,11 +17,11 @@ from ..methods import layers
 from ..methods.fedem import Mixture
 from ..models import Model
 from ..params import Params
-from ..phases import Batch, Context, Phase
+from ..phases import Batch, Context
 from ..report.marks import client_names
 from ..report.numbers import thin
 from ..runs.opened import Run
-from ..training import Samples, Trained, Work, chunks, context, train
+from ..training import Samples, Work, chunks, context
 from ..tuning import PrivatePrompt, Tuning, Wrapper
 from ..tunings.heads import scaled
 from . import Options
@@ -74,21 +74,13 @@ class Opened(Run):
             raise UserError(f"no client has a model and {words}")
         return list(options.clients) or thin(able, most)
 
-    def own(self, client: int) -> tuple[Work, Params]:
-        """The client, and the parameters of its evaluation: adapted, where the method adapts."""
-        work = self.work(client)
-        return work, self._trained(work, self.method.adapt()).params
-
     def after_local(self, client: int) -> tuple[Work, Params]:
         """The client, and its parameters after one more round of local training, which is sent to nobody."""
         work = self.work(client)
-        done = self._trained(work, self.method.schedule(self.as_of))
+        done = self.continued(work, self.method.schedule(self.as_of))
         ctx = context(work, self.model, stats=done.stats)
         with torch.no_grad():
             return work, self.method.finish(done.params, ctx)
-
-    def _trained(self, work: Work, phases: Sequence[Phase]) -> Trained:
-        return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
 
     # ---- predictions
 

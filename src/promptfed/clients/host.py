@@ -233,16 +233,17 @@ class Host:
             with torch.no_grad():
                 params = self.method.finish(done.params, ctx)
                 stats = {**done.stats, **self.method.report(self.model, params, ctx)}
-                kept = self.method.keep(self.model, params, ctx)
             if self.drift:
                 result.moved = moved(self.method, work.params, params)
             if task.score:
                 result.after_local = self.scores(work, params, pooled=False)
             further = {name: v for name, v in work.private.items() if name not in self.init}
-            private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
-            up = self.method.upload(params, ctx)
+            up, plain = self.method.upload(params, ctx), type(self.method).upload is Method.upload
             if self.privacy:
                 up = self.released(work, up, stats, task)
+            with torch.no_grad():
+                kept = self.method.keep(self.model, {**params, **up} if plain else params, ctx)
+            private = {**further, **self.method.kept(params), **kept, **P.nested(MOMENTUM, done.momentum)}
             if self.masker:
                 try:
                     up = self._masked(self.masker, work, up, stats, task)
@@ -349,7 +350,7 @@ def moved(method: Method, before: Params, after: Params) -> dict[str, float]:
     trained = {**method.shared(after), **method.kept(after)}
     for name, p in trained.items():
         role = method.tuning.role(name)
-        squares[role] = squares.get(role, 0.0) + float((p - before[name]).double().square().sum())
+        squares[role] = squares.get(role, 0.0) + float((p - before[name]).cpu().double().square().sum())
     return {role: math.sqrt(value) for role, value in squares.items()}
 
 

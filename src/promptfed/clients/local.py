@@ -121,11 +121,21 @@ def write_frame(stream: IO[bytes], *parts: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> list[bytes]:
-    """Its parts; none at the end of the stream."""
-    count = stream.read(_SIZE.size)
-    if len(count) < _SIZE.size:
+    """Its parts; none at the end of the stream, also if it ends within a frame."""
+
+    def exactly(size: int) -> bytes:
+        found = stream.read(size)
+        if len(found) < size:
+            raise EOFError
+        return found
+
+    def number() -> int:
+        return int(_SIZE.unpack(exactly(_SIZE.size))[0])
+
+    try:
+        return [exactly(number()) for _ in range(number())]
+    except EOFError:
         return []
-    return [stream.read(_SIZE.unpack(stream.read(_SIZE.size))[0]) for _ in range(_SIZE.unpack(count)[0])]
 
 
 class Worker:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import Model, Params, Phase
 from ..phases import Normal
+from ..precision import full
 from .text_prompts import TwoContexts, TwoContextsMethod
 
 
@@ -38,10 +39,11 @@ class DpFpl(TwoContextsMethod):
         """p_L = u v + r. One step of SGD on u and v, as the direction that takes p_L there; r stays."""
         found = grad(params)
         if "own" in found:
-            u, v = factors(params["own"].detach(), self.rank)
-            lr, of_product = phase.train["own"].lr, found["own"]
-            of_u, of_v = (self.noised(g, normal) for g in (of_product @ v.mT, u.mT @ of_product))
-            found["own"] = (u @ v - (u - lr * of_u) @ (v - lr * of_v)) / lr
+            with full(found["own"].device):
+                u, v = factors(params["own"].detach(), self.rank)
+                lr, of_product = phase.train["own"].lr, found["own"]
+                of_u, of_v = (self.noised(g, normal) for g in (of_product @ v.mT, u.mT @ of_product))
+                found["own"] = (u @ v - (u - lr * of_u) @ (v - lr * of_v)) / lr
         return found
 
     def noised(self, gradient: Tensor, normal: Normal) -> Tensor:

@@ -46,7 +46,10 @@ class FedDyn(Method):
         return {**shared, **P.nested(_H, zero), _CLIENTS: torch.zeros(())}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        return {**super().admit(state, client, hello, round), _CLIENTS: state[_CLIENTS] + 1}
+        """h is a mean over all clients, and a new client's slope is zero."""
+        count = state[_CLIENTS]
+        mean = {name: p * count / (count + 1) for name, p in P.under(state, _H).items()}
+        return {**super().admit(state, client, hello, round), **P.nested(_H, mean), _CLIENTS: count + 1}
 
     def down(self, state: State, client: int) -> Params:
         sent = super().down(state, client)

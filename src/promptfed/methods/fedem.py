@@ -52,8 +52,8 @@ class Mixture(Wrapper):
         equal (pre-trained ones do), and different heads make them diverge."""
         params, g = self.inner.init(model, seed + m), torch_rng(seed, "mixture", m)
         heads = {n: p for n, p in params.items() if m and self.inner.role(n) == "head"}
-        # over the range that it has
-        return {**params, **{n: p.abs().max() * (2 * torch.rand(p.shape, generator=g) - 1) for n, p in heads.items()}}
+        drawn = {n: (2 * torch.rand(p.shape, generator=g) - 1).to(p.device) for n, p in heads.items()}
+        return {**params, **{n: p.abs().max() * drawn[n] for n, p in heads.items()}}  # over the range that it has
 
     def sums(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Params:
         """Of each component: their prompts, and so their features, start differently."""

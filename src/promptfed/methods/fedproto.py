@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import Batch, Context, Method, Model, Params, State, Update
+from ..precision import full
 
 _SUM, _SEEN = "sum", "seen"  # in stats: (classes, d) sums of features, (classes,) samples drawn
 _PROTOTYPES, _KNOWN = "prototypes", "known"  # in the state: (classes, d), (classes,) 1 where there is a prototype
@@ -37,7 +38,9 @@ class FedProto(Method):
         if batch.weight is not None:
             members = members * batch.weight[:, None]
         distance = (z - ctx.down[_PROTOTYPES][batch.y]).square().mean(1) * ctx.down[_KNOWN][batch.y]
-        return batch.mean(cross_entropy + self.lamda * distance), {_SUM: members.T @ z, _SEEN: members.sum(0)}
+        with full(z.device):
+            told = {_SUM: members.float().T @ z.float(), _SEEN: members.float().sum(0)}
+        return batch.mean(cross_entropy + self.lamda * distance), told
 
     def begin(self, model: Model, init: Params, seed: int) -> State:
         """prototypes  (classes, d), zero where there is none yet

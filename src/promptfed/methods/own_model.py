@@ -1,6 +1,7 @@
 """Ditto and APFL: besides the shared model, every client has a whole model of its own, which it predicts with."""
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,7 +12,7 @@ from .. import Batch, Context, Method, Model, Params, Phase, State
 from .. import params as P
 from ..tuning import FROZEN, GIVEN, Wrapper
 
-_OWN = "own"
+_OWN, _SHARE = "own", "share"
 
 
 class Twin(Wrapper):
@@ -40,7 +41,7 @@ class Twin(Wrapper):
 
 
 class _OwnModel(Method):
-    private = (_OWN,)
+    private: ClassVar[tuple[str, ...]] = (_OWN,)
     wrapper = Twin
 
     def start(self, init: Params, down: Params, private: Params, memory: Params) -> Params:
@@ -84,7 +85,7 @@ class Ditto(_OwnModel):
 class Blend(Twin):
     """A client predicts with alpha own + (1 - alpha) shared weights."""
 
-    roles: ClassVar[dict[str, str]] = {f"{_OWN}.": _OWN, "alpha": _OWN}
+    roles: ClassVar[dict[str, str]] = {f"{_OWN}.": _OWN, "alpha": _SHARE}
     about = "model of its own, mixed"
 
     alpha: float = Field(0.5, ge=0, le=1, description="initial share of the client's own model in its mix (alpha)")
@@ -102,17 +103,23 @@ class Apfl(_OwnModel):
     Personalized Federated Learning" (2020), Algorithm 1 with an adaptive alpha."""
 
     paper = "Deng et al., 2020"
+    private = (_OWN, _SHARE)
     wrapper = Blend
 
     adaptive: bool = Field(True, description="whether clients learn alpha, or keep its initial value")
 
+    def roles(self) -> tuple[str, ...]:
+        return tuple(role for role in super().roles() if self.adaptive or role != _SHARE)
+
+    def phase(self, roles: tuple[str, ...] | None = None, lr: float | None = None, **settings: Any) -> Phase:
+        """Without weight decay on alpha, which is no weight."""
+        made = super().phase(roles, lr, **settings)
+        alone = {_SHARE: made.train[_SHARE].model_copy(update={"weight_decay": 0.0})} if _SHARE in made.train else {}
+        return replace(made, train={**made.train, **alone})
+
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         """The shared model descends its own loss, the own model and alpha that of the mix."""
-        assert isinstance(self.tuning, Blend)
-        own = {name for name in params if self.tuning.role(name) == _OWN}
-        still = {name: p if name in own or self.stays(name) else p.detach() for name, p in params.items()}
-        if not self.adaptive:
-            still["alpha"] = still["alpha"].detach()
+        still = {name: p if self.stays(name) else p.detach() for name, p in params.items()}
         mixed, stats = super().loss(model, still, batch, ctx)
         return self.received_loss(model, params, batch, ctx) + mixed, stats
 

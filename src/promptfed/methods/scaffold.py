@@ -70,7 +70,10 @@ class Scaffold(Method):
         return {**shared, **P.nested(_CONTROL, zero), _CLIENTS: torch.zeros(())}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        return {**super().admit(state, client, hello, round), _CLIENTS: state[_CLIENTS] + 1}
+        """c is a mean over all clients, and a new client's c_i is zero."""
+        count = state[_CLIENTS]
+        mean = {name: p * count / (count + 1) for name, p in P.under(state, _CONTROL).items()}
+        return {**super().admit(state, client, hello, round), **P.nested(_CONTROL, mean), _CLIENTS: count + 1}
 
     def down(self, state: State, client: int) -> Params:
         return {name: p for name, p in super().down(state, client).items() if name != _CLIENTS}

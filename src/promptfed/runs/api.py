@@ -193,14 +193,14 @@ def resumed(out: Path | None, changes: Sequence[Mapping[str, Any]]) -> RunPlan:
         raise UserError(f'--out = "{out}" holds no run to resume (it has no config.toml)')
     recorded = C.read(file)
     try:
-        before = C.make(recorded).complete()
+        before = record.decisive(C.make(recorded).complete())
     except UserError as error:  # not of what was asked for now
         raise UserError(f'"{file}" was changed or damaged: {error}') from None
     config = C.make(recorded, *changes)
-    for key, value in config.complete().items():
-        if key not in record.ADJUSTABLE and value != before.get(key):
+    for key, value in record.decisive(config.complete()).items():
+        if key != "rounds" and value != before.get(key):
             what = record.difference({key: before.get(key)}, {key: value})
-            allowed = ", ".join(sorted(record.ADJUSTABLE))
+            allowed = "rounds, and those of engine but engine.precision"
             raise UserError(f"{key} cannot be changed when a run is resumed ({what}; allowed: {allowed})")
     done = len(record.read_lines(out))
     if config.rounds < done:

@@ -29,7 +29,7 @@ from .api import Result, small
 from .display import bars
 from .progress import Live
 from .record import Busy, View
-from .rows import Job, Row, Table, budget, each_domain, named, plan, rows, tell_unsuited, trains
+from .rows import Job, Row, Table, budget, each_domain, named, plan, rows, shaped, tell_unsuited, trains
 from .sections import separated
 from .shown import Asked, wanted
 
@@ -174,9 +174,9 @@ def finished(job: Job) -> Result | None:
 
 def _same(job: Job) -> None:
     """A folder of the same name but another configuration is somebody else's result."""
-    saved = C.make(C.read(job.folder / "config.toml")).complete()
-    for key, value in job.config.complete().items():
-        if key != "engine" and saved[key] != value:
+    saved = record.decisive(C.make(C.read(job.folder / "config.toml")).complete())
+    for key, value in record.decisive(job.config.complete()).items():
+        if saved[key] != value:
             there, here = saved[key], value
             if isinstance(here, Mapping):
                 inner = next(name for name in {**there, **here} if there.get(name) != here.get(name))
@@ -234,7 +234,7 @@ def prepare(
     """Reads and checks everything before the first run. `only`: the rows whose label has this in it. `against`: the row
     to which the tables have the differences of the others."""
     source = C.read(preset) if preset else {}
-    spec = source.get("compare", {})
+    spec = shaped(source.get("compare", {}))
     common = api.common_tables(source, settings, federation)
     methods = separated(methods)
     names = [method if isinstance(method, str) else api.class_name(method) for method in methods]

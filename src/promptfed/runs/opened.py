@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -24,8 +24,9 @@ from ..errors import UserError, unknown
 from ..method import Method, State, split_once
 from ..models import Model
 from ..params import Params
+from ..phases import Phase
 from ..server import Line
-from ..training import Work, train
+from ..training import Trained, Work, train
 from . import build, record
 from . import config as C
 
@@ -263,15 +264,25 @@ class Run:
         build.limit_threads(self.config.engine.threads, self.parts.device)
         return build.make_host(self.parts, self.store)
 
-    def work(self, client: int) -> Work:
-        """The client as it is after the run."""
+    def work(self, client: int, predicts: bool = False) -> Work:
+        """The client as it is after the run, with the parameters that it would train from, or predicts with."""
         always, once = split_once(self.method.down(self.state, client))
-        work = self.host.work(client, P.to(always, self.host.device), self.as_of)
+        work = self.host.work(client, P.to(always, self.host.device), self.as_of, predicts=predicts)
         work.once = P.to(once, self.host.device)
         return work
 
+    def own(self, client: int) -> tuple[Work, Params]:
+        """The client, and the model that the run's last evaluation scored: adapted, where the method adapts."""
+        work, phases = self.work(client, predicts=True), self.method.adapt()
+        return work, self.continued(work, phases).params if phases else work.params
+
+    def continued(self, work: Work, phases: Sequence[Phase]) -> Trained:
+        return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
+
     def params(self, client: int) -> Params:
         """The model that the run's last evaluation scored."""
+        if self.method.adapt():
+            return self.own(client)[1]
         return client_params(self.parts, self.store, self.method.down(self.state, client), client, self.as_of)
 
     def close(self) -> None:
@@ -287,7 +298,7 @@ def client_params(parts: build.Parts, store: Store, received: Params, client: in
     if not phases:  # without a host, which would compute what is frozen
         kept = store.get(client, as_of)
         return method.serve(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
-    work = build.make_host(parts, store).work(client, P.to(down, parts.device), as_of)
+    work = build.make_host(parts, store).work(client, P.to(down, parts.device), as_of, predicts=True)
     return train(method, parts.model, [work], phases, parts.config.seed, as_of)[0].params
 
 

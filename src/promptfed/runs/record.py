@@ -43,7 +43,12 @@ LAST = 10  # rounds that are averaged in `mean_of_last_10`
 
 
 LAST_STATE, PREVIOUS_STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors"
-ADJUSTABLE = ("rounds", "engine")  # settings that may change when a run is resumed
+ADJUSTABLE = ("rounds", "engine")  # settings that may change when a run is resumed, but for engine.precision
+
+
+def decisive(complete: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all settings those that decide a result: of the engine only its precision."""
+    return {**complete, "engine": {"precision": complete["engine"]["precision"]}}
 
 
 class Busy(UserError):

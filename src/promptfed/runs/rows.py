@@ -82,10 +82,31 @@ def rows(
             found.append(Row(label, row.settings, own, column.settings, scale, place, tuned.get(label)))
     if not found:
         raise UserError("compare: name the methods to compare, with --methods or as [[compare.rows]] in the file")
-    slugs = [row.slug for row in found]
-    if twice := [row.label for row in found if slugs.count(row.slug) > 1]:
-        raise UserError(f'compare: each row needs a label of its own, and "{twice[0]}" is there twice')
+    first: dict[str, str] = {}  # folder -> label
+    for each in found:
+        if each.slug in first:
+            both = f'"{each.label}" is there twice'
+            if first[each.slug] != each.label:
+                both = f'the letters and digits of "{first[each.slug]}" and "{each.label}", which name folders, are the same'
+            raise UserError(f"compare: each row needs a label of its own, and {both}")
+        first[each.slug] = each.label
     return found
+
+
+def shaped(spec: Any) -> Mapping[str, Any]:
+    """A file's [compare], if it has tables where they belong."""
+    if not isinstance(spec, Mapping):
+        raise UserError("compare must be one table: [compare], not [[compare]]")
+    for key in ("rows", "columns", "views"):
+        tables = spec.get(key, [])
+        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+            raise UserError(f"compare.{key} must be a list of tables: [[compare.{key}]], in double brackets")
+        for label in (table.get("label", "") for table in tables):
+            if not isinstance(label, str):
+                raise UserError(f"compare.{key}: label = {label!r} must be text, in quotes")
+    if not isinstance(spec.get("tuned", {}), Mapping):
+        raise UserError(f"compare.tuned = {spec['tuned']!r} must be a table, as promptfed tune writes it")
+    return spec
 
 
 def completed(methods: Sequence[str | type[Method]]) -> list[str | type[Method]]:

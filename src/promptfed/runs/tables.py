@@ -387,7 +387,9 @@ def outcome(numbers: dict[str, Any]) -> Group:
         f"{numbers['passes']['train']:,} sample passes; "
         f"{spent:.0f} s, {numbers['seconds']['evaluate'] / spent:.0%} of it evaluation"
     )
-    told = [f"{key.replace('_', ' ')} {value:.3g}" for key, value in numbers.get("server", {}).items()]
+    told = [
+        f"{key.replace('_', ' ')} {value:.3g}" for key, value in numbers.get("server", {}).items() if value is not None
+    ]
     tested = ", ".join(f"{head} {percent(value)}" for head, value in accuracies(numbers).items())
     unseen = [f"on what nobody has trained on: {tested}"] if tested else []
     server = [f"on the server: {', '.join(told)}"] if told else []

@@ -111,8 +111,9 @@ def _trained(run: Run) -> Iterator[Trained]:
     """The models of clients that were there from the start; where all have the same one, that of the first."""
     there = [client for client in range(len(run.federation.sites)) if client not in run.parts.newcomers]
     for client in there if run.method.personal else there[:1]:
-        work = run.work(client)
-        yield Trained(work, run.params(client) if run.method.adapt() else work.params)
+        work, params = run.own(client)
+        work.samples = replace(work.samples, x=work.samples.x.new_empty(0), frozen={}, views=None)  # labels are needed
+        yield Trained(work, params)
 
 
 def _on(run: Run, trained: Sequence[Trained], dataset: Dataset, index: np.ndarray) -> Scored:

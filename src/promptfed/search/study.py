@@ -107,7 +107,7 @@ class Optuna(Study):
             for values in _spread(space, own, _FULL):
                 study.enqueue_trial(values)
         # Resumed with another seed: the same one would draw the same trials again.
-        study.sampler = optuna.samplers.TPESampler(n_startup_trials=_FULL, seed=1000 * seed + len(begun))
+        study.sampler = optuna.samplers.TPESampler(n_startup_trials=_FULL, seed=(1000 * seed + len(begun)) % 2**32)
         study.pruner = optuna.pruners.MedianPruner(n_startup_trials=_FULL, n_warmup_steps=rounds // 4)
         self._study = study
         running = optuna.trial.TrialState.RUNNING

@@ -242,7 +242,9 @@ def _claim(plan: TunePlan, optuna: bool) -> bool:
     file = plan.folder / ABOUT
     rows = {}
     for job in plan.tuned:
-        config = {key: value for key, value in job.config.complete().items() if key != "engine"}
+        config = record.decisive(job.config.complete())
+        if config["engine"] == {"precision": "fp32"}:  # as searches were recorded before there was another
+            del config["engine"]
         rows[job.row.label] = {
             "config": config,
             "space": {key: str(values) for key, values in plan.spaces[job.row.label].items()},

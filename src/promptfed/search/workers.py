@@ -275,5 +275,6 @@ def objective(numbers: dict[str, Any]) -> float:
 
 def trim(folder: Path) -> None:
     """Removes the heavy files of a run that will not go on."""
-    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    for name in (record.LAST_STATE, record.PREVIOUS_STATE):
+        (folder / name).unlink(missing_ok=True)
     rmtree(folder / "clients", ignore_errors=True)
