@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import promptfed
-from promptfed import models, training
+from promptfed import methods, models, training
 from promptfed.data import shapes
 from promptfed.errors import UserError
-from promptfed.methods import create
+from promptfed.methods import ALIASES, METHODS, create
 from promptfed.models import Model
 from promptfed.params import Params
 from promptfed.precision import Precision, full, reduced
@@ -72,7 +72,11 @@ def test_logits_are_within_a_hundredth_and_rank_the_classes_alike(name: str, pre
     assert torch.equal(half.argmax(1)[clear], exact.argmax(1)[clear])
 
 
-CASES = [("promptfl", {"context": 2}, "clip-mini"), ("fedvpt", {"tokens": 2, "standardise": False}, "vit-mini")]
+CASES = [
+    ("promptfl", {"context": 2}, "clip-mini"),
+    ("fedvpt", {"tokens": 2, "standardise": False}, "vit-mini"),
+    ("dp-fpl", {"context": 2, "rank": 1, "noise": 0.0, "clip": 10.0}, "clip-mini"),  # with products in its step
+]
 
 
 @pytest.mark.parametrize(("precision", "clients"), [("bf16", 1), ("fp16", 2)])
@@ -163,3 +167,15 @@ def test_a_step_stays_on_its_device(name: str, settings: dict[str, Any], backbon
     with OnTheDevice() as seen:
         phase.step(indices, noise, [None] * clients)
     assert not seen.here
+
+
+@pytest.mark.parametrize("name", [*METHODS, *ALIASES])
+def test_initial_values_are_made_wherever_the_model_is(name: str) -> None:
+    """An operation on tensors of two devices raises an error."""
+    method = methods.create(name)
+    method = methods.create(f"{name}+vpt") if methods.lacks_prompts(method) else method
+    kind = methods.backbones(method)
+    backbone, size = ("cnn", 16) if kind == "any" else ("vit-mini" if kind == "transformers" else "clip-mini", 32)
+    model = models.build(backbone, (3, size, size), 4, 0, ("a", "b", "c", "d")).to(torch.device("meta"))
+    init = method.tuning.init(model, 0)
+    assert all(p.device.type in ("cpu", "meta") for p in init.values())

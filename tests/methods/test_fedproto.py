@@ -11,6 +11,7 @@ from promptfed.clients.messages import Train, read_update
 from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.phases import Context, Update
+from promptfed.precision import reduced
 from tiny import CLASSES, arrays, cross_entropy, features, numbers, samples, toy_host
 
 WIDTH = 4
@@ -32,6 +33,19 @@ def test_the_loss_adds_the_distance_of_each_samples_features_to_the_prototype_of
     for c in range(CLASSES):
         assert stats["seen"][c] == (y == c).sum()
         np.testing.assert_allclose(stats["sum"][c].numpy(), z[y == c].sum(0), atol=1e-5)
+
+
+def test_sums_are_in_single_precision() -> None:
+    ctx = Context(
+        {"prototypes": torch.zeros(CLASSES, WIDTH), "known": torch.zeros(CLASSES)},
+        {},
+        None,
+        torch.tensor(6),
+        torch.ones(CLASSES),
+    )
+    with reduced(torch.device("cpu"), "bf16"):
+        _, stats = create("fedproto").loss(MODEL, dict(MODEL.weights), whole(), ctx)
+    assert {s.dtype for s in stats.values()} == {torch.float32}
 
 
 def answer(*rows: tuple[float, float]) -> dict[str, torch.Tensor]:
