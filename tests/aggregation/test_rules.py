@@ -186,7 +186,8 @@ def by_rule(name: str, rule: Any, settings: dict[str, Any] | None = None) -> tup
 def own_state(name: str) -> Params:
     zero = {key: torch.zeros_like(p) for key, p in START_STATE.items()}
     own = {"scaffold": "control", "feddyn": "h"}.get(name)
-    return {**nested(own, zero), "clients": torch.tensor(11.0)} if own else {}
+    counts = {"clients": torch.tensor(11.0), "turn": torch.tensor(0.0), "counted": torch.full((11,), -1.0)}
+    return {**nested(own, zero), **counts} if own else {}
 
 
 def test_pfedme_goes_part_of_the_way_to_the_median() -> None:

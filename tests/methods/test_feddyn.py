@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 from by_hand import COMMON, LR, MODEL, WEIGHTS, B, N, at, local_round
 
 from promptfed import params as P
@@ -15,8 +16,9 @@ from tiny import Numbers, descend, distance, gradients, near, numbers, plan, sam
 def test_a_client_descends_the_regularised_objective() -> None:
     method = create("feddyn", {**COMMON, "alpha": 2.0})
     slope = near(MODEL.weights, 2)
-    one = work(MODEL.weights, N, down=MODEL.weights)
-    one.private = P.nested("slope", slope)
+    one = work(MODEL.weights, N, down={**MODEL.weights, "counted": torch.tensor([3.0]), "turn": torch.tensor(5.0)})
+    one.private = {**P.nested("slope", slope), **P.nested("before", near(slope, 3)), "stamp": torch.tensor(3.0)}
+    one.draws = (0, 6, 0)
     start, linear = numbers(MODEL.weights), numbers(slope)
 
     def gradient(p: Numbers, x: np.ndarray, y: np.ndarray) -> Numbers:
@@ -51,7 +53,7 @@ def test_two_rounds_of_two_clients_of_three(tmp_path: Path) -> None:
     for round in (1, 2):
         updates, y = [], []
         for client in (0, 1):
-            assert method.down(state, client).keys() == set(WEIGHTS)
+            assert method.down(state, client).keys() == {*WEIGHTS, "turn", "counted"}
             _, (blob,) = host.train(
                 [[host.work(client, method.down(state, client), round)]], Train(round=round, score=False)
             )

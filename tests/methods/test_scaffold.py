@@ -28,8 +28,10 @@ def corrected(c: Numbers, own: Numbers) -> Any:
 def test_every_step_is_corrected_by_c_minus_the_clients_own() -> None:
     method = create("scaffold", COMMON)
     c, own = near(MODEL.weights, 1), near(MODEL.weights, 2)
-    one = work(MODEL.weights, N, down={**MODEL.weights, **P.nested("control", c)})
-    one.private = P.nested("control", own)
+    sent = {"counted": torch.tensor([3.0]), "turn": torch.tensor(5.0)}
+    one = work(MODEL.weights, N, down={**MODEL.weights, **P.nested("control", c), **sent})
+    one.private = {**P.nested("control", own), **P.nested("before", near(own, 3)), "stamp": torch.tensor(3.0)}
+    one.draws = (0, 6, 0)
     start, steps, rates = numbers(MODEL.weights), plan(N, B, 2), at(LR, *WEIGHTS)
     expected = descend(start, one.samples, steps, rates, corrected(numbers(c), numbers(own)))
     same(local_round(method, one).params, expected)
@@ -84,7 +86,7 @@ def test_the_clients_own_follows_from_what_it_sends_under_privacy(tmp_path: Path
     method = create("scaffold", {**COMMON, "epochs": 1})
     host = toy_host(method, tmp_path)
     host.privacy, host.noise_seed = Privacy(clip=0.01, noise=1.0), 7
-    down = method.down(method.begin(MODEL, host.init, 0), 0)
+    down = method.down(method.admit(method.begin(MODEL, host.init, 0), 0, {}, 0), 0)
     _, (blob,) = host.train([[host.work(0, down, 1)]], Train(round=1, score=False))
     x, sent = numbers(MODEL.weights), numbers(read_update(blob)[0])
     same(P.under(host.remembers(0, 2)[0], "control"), {k: (x[k] - sent[k]) / (2 * LR) for k in x}, 1e-4)
@@ -95,7 +97,37 @@ def test_the_number_of_clients_is_not_sent() -> None:
     method = create("scaffold")
     state = method.admit(method.begin(MODEL, dict(MODEL.weights), 0), 0, {}, 0)
     assert torch.equal(state["clients"], torch.tensor(1.0))
-    assert method.down(state, 0).keys() == {*WEIGHTS, *(f"control.{name}" for name in WEIGHTS)}
+    assert method.down(state, 0).keys() == {*WEIGHTS, *(f"control.{name}" for name in WEIGHTS), "turn", "counted"}
+
+
+@pytest.mark.parametrize(
+    ("name", "vector", "mean", "settings"),
+    [("scaffold", "control", "control", {}), ("feddyn", "slope", "h", {"alpha": 2.0})],
+)
+def test_the_mean_stays_one_if_an_answer_is_lost(
+    name: str, vector: str, mean: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The second answer of client 0: in the third round it trains with its vector of the first."""
+    method = create(name, {**COMMON, "epochs": 1, **settings})
+    host = toy_host(method, tmp_path)
+    state = method.begin(MODEL, host.init, 0)
+    for client in (0, 1):
+        state = method.admit(state, client, {}, 0)
+    kept: list[list[Numbers]] = []
+    for round, lost in ((1, ()), (2, (0,)), (3, ())):
+        updates, vectors = [], []
+        for client, n in enumerate((8, 6)):
+            one = host.work(client, method.down(state, client), round)
+            _, (blob,) = host.train([[one]], Train(round=round, score=False))
+            updates.append(Update(client, {}, read_update(blob)[0], n))
+            vectors.append(numbers(P.under(host.remembers(client, round + 1)[0], vector)))
+        kept.append(vectors)
+        state = method.aggregate(state, [u for u in updates if u.client not in lost])
+    before = numbers(P.under(host.remembers(0, 4)[0], "before"))
+    assert distance(before, kept[0][0]) < 1e-6
+    assert distance(before, kept[1][0]) > 0.01
+    same(P.under(state, mean), {k: (kept[2][0][k] + kept[2][1][k]) / 2 for k in kept[2][0]}, 1e-4)
+    host.store.close()
 
 
 @pytest.mark.parametrize(("key", "value"), [("optimizer", "adam"), ("momentum", 0.9), ("cosine_rounds", 5)])

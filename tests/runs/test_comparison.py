@@ -48,7 +48,7 @@ def planned(given: dict[str, Any], methods: tuple[str, ...], file: dict[str, Any
         ("compare.tuned = 3", r"^compare\.tuned = 3 must be a table, as promptfed tune writes it$"),
         (
             "[[compare.rows]]\nlabel = 'A+b'\nmethod = 'local'\n[[compare.rows]]\nlabel = 'a b'\nmethod = 'fedavg'",
-            r'the letters and digits of "A\+b" and "a b", which name folders, are the same$',
+            r'and "A\+b" and "a b" have the same letters and digits, which name their folders$',
         ),
     ],
 )

@@ -4,22 +4,21 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 option II: the client's control variate becomes the mean gradient of its last local training.
 """
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from .. import Batch, Context, Method, Model, Params, State, Update, UserError
+from .. import Batch, Context, Model, Params, State, Update, UserError
 from .. import params as P
+from .client_vectors import ClientVectors
 
 _CONTROL = "control"  # of the server: c, sent to all; of a client: c_i, which stays with it
-_CLIENTS = "clients"  # how many there are (N)
 
 
-class Scaffold(Method):
+class Scaffold(ClientVectors):
     """What a client sends is FedAvg's update: the change of c_i follows from it, and the server computes it too."""
 
     paper = "Karimireddy et al., ICML 2020"
-    by_mean = True
+    vector, mean = _CONTROL, _CONTROL
     keeps = "its control variate"
 
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD; must be 0")
@@ -46,11 +45,6 @@ class Scaffold(Method):
         path = max(self.phase().length(n), 1) * self.lr
         return {name: (received[name] - p) / path for name, p in trained.items()}
 
-    def client_constants(self, model: Model, params: Params, ctx: Context) -> Params:
-        """c_i; zero before the client's first round."""
-        own = P.under(ctx.private, _CONTROL)
-        return {name: own.get(name, torch.zeros_like(p)) for name, p in self.shared(params).items()}
-
     def loss(self, model: Model, params: Params, batch: Batch, ctx: Context) -> tuple[Tensor, Params]:
         """The gradient of the added term is c - c_i; it is zero where local training starts."""
         loss, stats = super().loss(model, params, batch, ctx)
@@ -61,30 +55,15 @@ class Scaffold(Method):
         """c_i <- c_i - c + (x - y_i) / (K eta_l)"""
         own, c = self.client_constants(model, params, ctx), P.under(ctx.down, _CONTROL)
         gradient = self.mean_gradient(ctx.down, self.shared(params), int(ctx.n))
-        return P.nested(_CONTROL, {name: p - c[name] + gradient[name] for name, p in own.items()})
-
-    def begin(self, model: Model, init: Params, seed: int) -> State:
-        """The shared parameters, control.* of each (c), and the number of clients."""
-        shared = self.shared(init)
-        zero = {name: torch.zeros_like(p) for name, p in shared.items()}
-        return {**shared, **P.nested(_CONTROL, zero), _CLIENTS: torch.zeros(())}
-
-    def admit(self, state: State, client: int, hello: Params, round: int) -> State:
-        """c is a mean over all clients, and a new client's c_i is zero."""
-        count = state[_CLIENTS]
-        mean = {name: p * count / (count + 1) for name, p in P.under(state, _CONTROL).items()}
-        return {**super().admit(state, client, hello, round), **P.nested(_CONTROL, mean), _CLIENTS: count + 1}
-
-    def down(self, state: State, client: int) -> Params:
-        return {name: p for name, p in super().down(state, client).items() if name != _CLIENTS}
+        return self.both({name: p - c[name] + gradient[name] for name, p in own.items()}, own, ctx)
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """x <- x + eta_g mean(y_i - x), c <- c + |S| / N mean(c_i' - c_i); clients count alike."""
         alike = [1.0] * len(updates)
         mean = P.mean([u.up for u in updates], alike)
         gradient = P.mean([self.mean_gradient(state, u.up, u.n) for u in updates], alike)
-        share = len(updates) / state[_CLIENTS].clamp(min=len(updates))
+        share = self.share(state, updates)
         new = {name: state[name] + self.server_lr * (p - state[name]) for name, p in mean.items()}
         # c_i' - c_i = (x - y_i) / (K eta_l) - c
         c = {name: p + share * (gradient[name] - p) for name, p in P.under(state, _CONTROL).items()}
-        return {**state, **new, **P.nested(_CONTROL, c)}
+        return {**state, **new, **P.nested(_CONTROL, c), **self.counted(state, updates)}

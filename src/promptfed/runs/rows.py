@@ -87,7 +87,8 @@ def rows(
         if each.slug in first:
             both = f'"{each.label}" is there twice'
             if first[each.slug] != each.label:
-                both = f'the letters and digits of "{first[each.slug]}" and "{each.label}", which name folders, are the same'
+                two = f'"{first[each.slug]}" and "{each.label}"'
+                both = f"{two} have the same letters and digits, which name their folders"
             raise UserError(f"compare: each row needs a label of its own, and {both}")
         first[each.slug] = each.label
     return found
