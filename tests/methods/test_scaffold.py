@@ -14,6 +14,7 @@ from promptfed.errors import UserError
 from promptfed.methods import create
 from promptfed.phases import Update
 from promptfed.privacy import Privacy
+from promptfed.training import context
 from tiny import Numbers, descend, distance, gradients, near, numbers, plan, same, toy_host, work
 
 
@@ -98,6 +99,22 @@ def test_the_number_of_clients_is_not_sent() -> None:
     state = method.admit(method.begin(MODEL, dict(MODEL.weights), 0), 0, {}, 0)
     assert torch.equal(state["clients"], torch.tensor(1.0))
     assert method.down(state, 0).keys() == {*WEIGHTS, *(f"control.{name}" for name in WEIGHTS), "turn", "counted"}
+
+
+def test_a_run_that_was_begun_without_numbers_goes_on(tmp_path: Path) -> None:
+    method = create("scaffold", {**COMMON, "epochs": 1})
+    host = toy_host(method, tmp_path)
+    state = method.admit(method.begin(MODEL, host.init, 0), 0, {}, 0)
+    earlier = {name: p for name, p in state.items() if name not in ("turn", "counted")}
+    own = near(MODEL.weights, 1)
+    one = host.work(0, method.down(earlier, 0), 1)
+    one.private = P.nested("control", own)
+    same(method.client_constants(MODEL, one.params, context(one, MODEL)), numbers(own))
+    _, (blob,) = host.train([[one]], Train(round=1, score=False))
+    later = method.aggregate(earlier, [Update(0, {}, read_update(blob)[0], 8)])
+    assert (later["turn"].item(), later["counted"].tolist()) == (1, [0])
+    assert method.admit(earlier, 1, {}, 2)["counted"].tolist() == [-1, -1]
+    host.store.close()
 
 
 @pytest.mark.parametrize(

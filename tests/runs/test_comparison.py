@@ -43,9 +43,13 @@ def planned(given: dict[str, Any], methods: tuple[str, ...], file: dict[str, Any
             r"^compare\.rows must be a list of tables: \[\[compare\.rows\]\], in double brackets$",
         ),
         ("compare.columns = [1]", r"^compare\.columns must be a list of tables"),
-        ("[[compare]]\nseeds = [0]", r"^compare must be one table: \[compare\], not \[\[compare\]\]$"),
+        ("[[compare]]\nseeds = [0]", r"^compare must be one table of settings: \[compare\], in single"),
         ("[[compare.rows]]\nlabel = 5", r"^compare\.rows: label = 5 must be text, in quotes$"),
-        ("compare.tuned = 3", r"^compare\.tuned = 3 must be a table, as promptfed tune writes it$"),
+        (
+            "compare.tuned = 3",
+            r"^compare\.tuned = 3 must be a table with trials and rows, as promptfed tune writes it$",
+        ),
+        ("[compare.tuned]\ntrials = 2\nrows.a = 3", r"must be a table with trials and rows"),
         (
             "[[compare.rows]]\nlabel = 'A+b'\nmethod = 'local'\n[[compare.rows]]\nlabel = 'a b'\nmethod = 'fedavg'",
             r'and "A\+b" and "a b" have the same letters and digits, which name their folders$',

@@ -192,10 +192,13 @@ def test_own_models_are_averaged(personal: Result, data: Dataset) -> None:
     assert {column: one["images"] for column, one in scored.items()} == {"base": tests, "novel": len(at), "other": 30}
 
 
-@pytest.mark.parametrize("method", ["fedamp+promptfl", "fedamp+promptfl+ft"])
-def test_models_are_those_that_evaluations_score(method: str, data: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "precision"), [("fedamp+promptfl", "fp32"), ("fedamp+promptfl+ft", "fp32"), ("promptfolio+ft", "bf16")]
+)
+def test_models_are_those_that_evaluations_score(method: str, precision: str, data: Dataset, tmp_path: Path) -> None:
     """Also of a method whose clients start training elsewhere."""
     settings = SHAPES | {"partition": {"name": "iid", "clients": 4}, "fraction": 0.5}
+    settings["engine"] = {"workers": 1, "precision": precision}
     own = {"name": method, "epochs": 1, "lr": 2.0}
     found = run(method=own, dataset=data, eval={"novel": 0.5}, out=tmp_path / "run", **settings)
     assert found.numbers["protocols"]["base_to_novel"]["base"] == pytest.approx(found.metrics["global"])

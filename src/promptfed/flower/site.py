@@ -35,6 +35,7 @@ from ..clients.store import DATA, Store
 from ..clients.wire import pack, unpack
 from ..data import Dataset, DatasetConfig, Federation, load, site_images
 from ..errors import UserError, nearest, one_sentence
+from ..method import Method
 from ..params import Params, digest
 from ..privacy import Privacy, accounting, epsilon
 from ..runs import build
@@ -337,8 +338,9 @@ class SiteHost(Host):
         return answer
 
     def _begins(self, client: int, round: int) -> bool:
-        """Whether it has private parameters and remembers none: it trains for the first time, or its folder is gone."""
-        return bool(self.method.kept(self.init)) and not self.store.get(client, round)
+        """Whether it keeps something and remembers nothing: it trains for the first time, or its folder is gone."""
+        keeps = bool(self.method.kept(self.init)) or type(self.method).keep is not Method.keep
+        return keeps and not self.store.get(client, round)
 
     def released(self, work: Work, up: Params, stats: Params, task: Train) -> Params:
         sent = super().released(work, up, stats, task)

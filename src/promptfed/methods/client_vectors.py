@@ -14,6 +14,7 @@ from .. import Context, Method, Model, Params, State, Update
 from .. import params as P
 
 _CLIENTS, _TURN, _COUNTED = "clients", "turn", "counted"
+_NONE = {_TURN: torch.zeros(()), _COUNTED: torch.zeros(0)}  # before the first aggregation
 _BEFORE, _STAMP = "before", "stamp"  # of a client: its vector before its last round, and the turn of that round
 
 
@@ -29,6 +30,8 @@ class ClientVectors(Method):
         new, old = P.under(ctx.private, self.vector), P.under(ctx.private, _BEFORE)
         if not new:
             return {name: torch.zeros_like(p) for name, p in self.shared(params).items()}
+        if _STAMP not in ctx.private:  # of a run that was begun before aggregations were numbered
+            return new
         used = ctx.down[_COUNTED][ctx.draws[-1]] == ctx.private[_STAMP]
         return {name: torch.where(used, p, old[name]) for name, p in new.items()}
 
@@ -41,19 +44,17 @@ class ClientVectors(Method):
         aggregation (turn), and of the one that had each client's last update (counted, -1 before its first)."""
         shared = self.shared(init)
         zero = {name: torch.zeros_like(p) for name, p in shared.items()}
-        numbers = {_CLIENTS: torch.zeros(()), _TURN: torch.zeros(()), _COUNTED: torch.zeros(0)}
-        return {**shared, **P.nested(self.mean, zero), **numbers}
+        return {**shared, **P.nested(self.mean, zero), _CLIENTS: torch.zeros(()), **_NONE}
 
     def admit(self, state: State, client: int, hello: Params, round: int) -> State:
         """A new client's vector is zero."""
-        count, counted = state[_CLIENTS], state[_COUNTED]
+        count, counted = state[_CLIENTS], {**_NONE, **state}[_COUNTED]
         mean = {name: p * count / (count + 1) for name, p in P.under(state, self.mean).items()}
-        longer = torch.cat([counted, counted.new_full((max(0, client + 1 - len(counted)),), -1.0)])
-        new = {**P.nested(self.mean, mean), _CLIENTS: count + 1, _COUNTED: longer}
+        new = {**P.nested(self.mean, mean), _CLIENTS: count + 1, _COUNTED: _reaching(counted, client)}
         return {**super().admit(state, client, hello, round), **new}
 
     def down(self, state: State, client: int) -> Params:
-        return {name: p for name, p in super().down(state, client).items() if name != _CLIENTS}
+        return {name: p for name, p in super().down({**_NONE, **state}, client).items() if name != _CLIENTS}
 
     def share(self, state: State, updates: list[Update]) -> torch.Tensor:
         """Of all clients, those of the round."""
@@ -61,6 +62,12 @@ class ClientVectors(Method):
 
     def counted(self, state: State, updates: list[Update]) -> State:
         """The numbers after an aggregation of these updates."""
-        last = state[_COUNTED].clone()
-        last[[update.client for update in updates]] = state[_TURN]
-        return {_TURN: state[_TURN] + 1, _COUNTED: last}
+        numbers, clients = {**_NONE, **state}, [update.client for update in updates]
+        last = _reaching(numbers[_COUNTED], max(clients)).clone()
+        last[clients] = numbers[_TURN]
+        return {_TURN: numbers[_TURN] + 1, _COUNTED: last}
+
+
+def _reaching(counted: torch.Tensor, client: int) -> torch.Tensor:
+    """With a place for this client."""
+    return torch.cat([counted, counted.new_full((max(0, client + 1 - len(counted)),), -1.0)])

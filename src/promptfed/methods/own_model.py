@@ -94,7 +94,7 @@ class Blend(Twin):
         return {**super().init(model, seed), "alpha": torch.tensor(self.alpha)}
 
     def personal(self, params: Params) -> Params:
-        own, share = P.under(params, _OWN), params["alpha"]
+        own, share = P.under(params, _OWN), params["alpha"].clamp(0, 1)
         return {**params, **{name: share * p + (1 - share) * params[name] for name, p in own.items()}}
 
 

@@ -253,7 +253,8 @@ def _grouped(entries: Sequence[SeedRun]) -> list[Group]:
         same: Any = (entry.origin, entry.label)
         if entry.origin == entry.run.folder:
             settings = {key: value for key, value in entry.run.settings.items() if key not in ("seed", "engine")}
-            same = json.dumps(settings, sort_keys=True)
+            precision = entry.run.settings.get("engine", {}).get("precision", "fp32")
+            same = json.dumps([settings, precision], sort_keys=True)
         key: tuple[Any, ...] = (same, entry.finished or entry.run.folder)
         while any(other.seed == entry.seed for other in groups.get(key, [])):
             key = (*key, "again")

@@ -25,6 +25,7 @@ from ..method import Method, State, split_once
 from ..models import Model
 from ..params import Params
 from ..phases import Phase
+from ..precision import reduced
 from ..server import Line
 from ..training import Trained, Work, train
 from . import build, record
@@ -277,7 +278,8 @@ class Run:
         return work, self.continued(work, phases).params if phases else work.params
 
     def continued(self, work: Work, phases: Sequence[Phase]) -> Trained:
-        return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
+        with reduced(self.host.device, self.host.precision):
+            return train(self.method, self.model, [work], phases, self.config.seed, self.as_of)[0]
 
     def params(self, client: int) -> Params:
         """The model that the run's last evaluation scored."""
@@ -298,8 +300,10 @@ def client_params(parts: build.Parts, store: Store, received: Params, client: in
     if not phases:  # without a host, which would compute what is frozen
         kept = store.get(client, as_of)
         return method.serve(parts.init, down, P.under(kept, "private", "/"), P.under(kept, "memory", "/"))
-    work = build.make_host(parts, store).work(client, P.to(down, parts.device), as_of, predicts=True)
-    return train(method, parts.model, [work], phases, parts.config.seed, as_of)[0].params
+    host = build.make_host(parts, store)
+    work = host.work(client, P.to(down, parts.device), as_of, predicts=True)
+    with reduced(host.device, host.precision):
+        return train(method, parts.model, [work], phases, parts.config.seed, as_of)[0].params
 
 
 @contextmanager

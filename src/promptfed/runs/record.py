@@ -43,6 +43,7 @@ LAST = 10  # rounds that are averaged in `mean_of_last_10`
 
 
 LAST_STATE, PREVIOUS_STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors"
+_PRECISION = "engine.precision"
 ADJUSTABLE = ("rounds", "engine")  # settings that may change when a run is resumed, but for engine.precision
 
 
@@ -136,10 +137,11 @@ class Folder(Recorder):
         then, now = found.note.get("fixed"), self._fixed()
         if then is None:  # written before checkpoints recorded it
             return
-        if then["config"] != now["config"]:
+        before = {_PRECISION: "fp32", **then["config"]}  # it may have been written before there was another
+        if before != now["config"]:
             raise UserError(
                 f'"{self.path / "config.toml"}" was changed since round {found.round}: '
-                f"{difference(then['config'], now['config'])}; change it back, or begin anew with another --out"
+                f"{difference(before, now['config'])}; change it back, or begin anew with another --out"
             )
         if now["partition"] not in (None, then["partition"]):
             raise UserError(
@@ -156,8 +158,10 @@ class Folder(Recorder):
         """What does not change while a run goes on, as it is now."""
         config, split = self.path / "config.toml", self.path / "partition.json"
         kept = self.path / "clients" / DATA
+        settings = C.read(config) if config.exists() else {}
+        precision = {_PRECISION: settings.get("engine", {}).get("precision", "fp32")}
         return {
-            "config": {k: v for k, v in C.read(config).items() if k not in ADJUSTABLE} if config.exists() else {},
+            "config": {**{k: v for k, v in settings.items() if k not in ADJUSTABLE}, **precision},
             "partition": sha256(split.read_bytes()).hexdigest() if split.exists() else None,
             "clients": kept.exists() and kept.stat().st_size > 0,
         }

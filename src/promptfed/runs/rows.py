@@ -97,7 +97,7 @@ def rows(
 def shaped(spec: Any) -> Mapping[str, Any]:
     """A file's [compare], if it has tables where they belong."""
     if not isinstance(spec, Mapping):
-        raise UserError("compare must be one table: [compare], not [[compare]]")
+        raise UserError("compare must be one table of settings: [compare], in single brackets")
     for key in ("rows", "columns", "views"):
         tables = spec.get(key, [])
         if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
@@ -105,8 +105,10 @@ def shaped(spec: Any) -> Mapping[str, Any]:
         for label in (table.get("label", "") for table in tables):
             if not isinstance(label, str):
                 raise UserError(f"compare.{key}: label = {label!r} must be text, in quotes")
-    if not isinstance(spec.get("tuned", {}), Mapping):
-        raise UserError(f"compare.tuned = {spec['tuned']!r} must be a table, as promptfed tune writes it")
+    tuned = spec.get("tuned", {"trials": 0})
+    chosen = tuned.get("rows", {}) if isinstance(tuned, Mapping) and "trials" in tuned else None
+    if not isinstance(chosen, Mapping) or not all(isinstance(settings, Mapping) for settings in chosen.values()):
+        raise UserError(f"compare.tuned = {tuned!r} must be a table with trials and rows, as promptfed tune writes it")
     return spec
 
 

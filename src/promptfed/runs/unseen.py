@@ -17,6 +17,7 @@ from ..data.sources import stratified
 from ..errors import UserError
 from ..models import Model
 from ..params import Params
+from ..precision import reduced
 from ..server import Line
 from ..training import Samples, Work
 from ..tuning import as_clip
@@ -124,7 +125,8 @@ def _on(run: Run, trained: Sequence[Trained], dataset: Dataset, index: np.ndarra
 
 
 def _scored(run: Run, model: Model, trained: Sequence[Trained], samples: Samples) -> Scored:
-    each = [scoring.evaluate(run.method, model, *one, samples) for one in trained]
+    with reduced(run.host.device, run.host.precision):
+        each = [scoring.evaluate(run.method, model, *one, samples) for one in trained]
     return Scored([score.accuracy for score in each], each[0].n)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...runs.cells import count, percent, points, size
@@ -68,7 +68,11 @@ def results(data: ReportData) -> dict[str, Any]:
         "kinds": KINDS,
         "tables": tables,
         # An accuracy as a paper prints it: row and column of the comparison's table -> cell.
-        "across": {data.places[line.label]: line.cells[at] for line in tables["last"] if line.label in data.places},
+        "across": {
+            data.places[line.label]: replace(line.cells[at], against="")
+            for line in tables["last"]
+            if line.label in data.places
+        },
         "across_title": "Accuracy on the domain left out of training" if at else "Local accuracy in the last round",
         "places": [data.places[group.label] for group in data.groups if group.label in data.places],
     }
