@@ -110,6 +110,16 @@ def test_seeds_with_partitions_of_their_own_are_one_task(make: Make, tmp_path: P
     assert of([tmp_path]) == [(WORDS, ["a", "b"])], "no seed is of both: they ask for the same"
 
 
+def test_runs_in_other_precisions_are_rows_of_their_own(make: Make) -> None:
+    runs = [
+        make(
+            f"run{seed}", history(0.5), rounds=4, seed=seed, engine={"precision": precision, "workers": seed + 1}
+        ).folder
+        for seed, precision in enumerate(("fp32", "fp32", "bf16"))
+    ]
+    assert sorted(len(group.entries) for group in gather.gather(runs).groups) == [1, 2]
+
+
 def test_rounds_that_differ_are_told(make: Make) -> None:
     short = make("short", history(0.5, rounds=2), rounds=2, method="fedper").folder
     text = words(shown(make("long", history(0.6), rounds=4).folder, short))

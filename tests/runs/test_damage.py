@@ -94,7 +94,9 @@ def test_an_edited_setting_is_named_and_refused(whole, tmp_path):
     with pytest.raises(UserError, match=r"was changed since round 3: method.lr = 0.5, not 0.005; change it back"):
         promptfed.run(out=folder, resume=True, rounds=4)
     config.write_text(text.replace('precision = "fp32"', 'precision = "bf16"'))
-    with pytest.raises(UserError, match=r"was changed since round 3: engine.precision = bf16, not fp32; change it back"):
+    with pytest.raises(
+        UserError, match=r"was changed since round 3: engine.precision = bf16, not fp32; change it back"
+    ):
         promptfed.run(out=folder, resume=True, rounds=4)
     config.write_text(text)
     assert promptfed.run(out=folder, resume=True, rounds=4).numbers["rounds"] == 4
