@@ -16,6 +16,7 @@ from ..tunings.pixels import PixelPrompt
 from ..tunings.text import TextContext
 from ..tunings.tokens import TokenPrompt, Tokens
 from ..tunings.transport import ManyContexts
+from .apfl import Apfl
 from .atpfl import Atpfl, Tpfl
 from .centralised import Centralised
 from .classmean import ClassMean
@@ -45,7 +46,7 @@ from .flexlora import FlexLora
 from .kgcoop import KgCoOp
 from .local import Local
 from .moon import Moon
-from .own_model import Apfl, Ditto
+from .own_model import Ditto
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfedmoap import PFedMoap
