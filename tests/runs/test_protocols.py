@@ -193,7 +193,12 @@ def test_own_models_are_averaged(personal: Result, data: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "precision"), [("fedamp+promptfl", "fp32"), ("fedamp+promptfl+ft", "fp32"), ("promptfolio+ft", "bf16")]
+    ("method", "precision"),
+    [
+        ("fedamp+promptfl", "fp32"),
+        ("fedamp+promptfl+ft", "fp32"),
+        pytest.param("promptfolio+ft", "bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_models_are_those_that_evaluations_score(method: str, precision: str, data: Dataset, tmp_path: Path) -> None:
     """Also of a method whose clients start training elsewhere."""
