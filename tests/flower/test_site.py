@@ -265,8 +265,9 @@ def test_what_others_could_read_is_told_with_the_remedy(tmp_path):
         place.private()
 
 
-def test_a_site_that_has_lost_its_memory_says_so(tmp_path, caplog):
-    server, _ = consortium(tmp_path, clients=2)
+@pytest.mark.parametrize("settings", [{}, {"method": "scaffold"}], ids=["private parameters", "a vector"])
+def test_a_site_that_has_lost_its_memory_says_so(settings, tmp_path, caplog):
+    server, _ = consortium(tmp_path, clients=2, **settings)
     place = SiteFolder.open(site(server, tmp_path, 0))
     parts = place.parts()
     caplog.set_level("WARNING", logger="flwr")
