@@ -7,7 +7,7 @@ A line has the run's `label` and `seed`, its `result` (result.json) and its `rou
 single clients; those of the last round are in the result). With --brief a line has no rounds.
 
 With --update the comparison has some rows of one that is kept already: they take the place of those of the same label,
-and kept.json says which commit made them.
+or, if none of their seeds is kept, are added as further seeds; kept.json says which commit made them.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--replace", action="append", default=[], metavar="OLD=NEW", help="in everything written")
     parser.add_argument("--brief", action="store_true", help="without rounds")
     parser.add_argument("--commit", help="of the code that made the runs, if it is not this")
-    parser.add_argument("--update", action="store_true", help="replace these rows in what is kept")
+    parser.add_argument("--update", action="store_true", help="replace these rows in what is kept, or add seeds")
     given = parser.parse_args()
     replace = dict(pair.split("=", 1) for pair in given.replace)
     keep(given.comparison, given.kept, replace, brief=given.brief, made_by=given.commit, update=given.update)
@@ -74,20 +74,25 @@ def updated(kept: Path, found: Mapping[str, list[str]], about: dict[str, Any]) -
         lines.setdefault(json.loads(line)["label"], []).append(line)
     if unknown := found.keys() - lines.keys():
         raise SystemExit(f"{kept} has no row {', '.join(sorted(unknown))} to update")
-    whole = "".join(line for label in lines for line in found.get(label, lines[label]))
+    made = {}
+    for label, new in found.items():
+        before, now = ([json.loads(line)["seed"] for line in each] for each in (lines[label], new))
+        further = not set(before) & set(now)
+        lines[label] = [*lines[label], *new] if further else new
+        made |= {f"seed {seed}" if further else label: [about["date"], about["commit"]] for seed in now}
+    whole = "".join(line for label in lines for line in lines[label])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "results.jsonl").write_text(whole)
         (folder / "table.json").write_bytes((kept / "table.json").read_bytes())
         rows = read(folder).table
-    before = json.loads((kept / "kept.json").read_text())
-    later = {**before.get("later", {}), **{label: [about["date"], about["commit"]] for label in found}}
+    first = json.loads((kept / "kept.json").read_text())
     texts = {
         "results.jsonl": whole,
         "table.json": json.dumps(rows, indent=1) + "\n",
         "table.md": markdown(tables.sheets(rows), tables.scales(rows), tables.notes(rows)),
     }
-    return texts, {**before, "later": later}
+    return texts, {**first, "later": {**first.get("later", {}), **made}}
 
 
 def commit() -> str | None:

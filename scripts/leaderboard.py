@@ -4,6 +4,7 @@ python scripts/leaderboard.py [experiments/leaderboard/NAME ...] [--out docs/lea
 
 A folder is that of a comparison, or what scripts/keep_results.py has kept of one; by default all that are kept in
 experiments/leaderboard. Each has a section (in a comparison with columns, one per column) with a table per protocol.
+Domains that are left out in turn share a table.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from promptfed.method import Method
 from promptfed.methods import ALIASES, METHODS, create
 from promptfed.methods.overview import REFERENCES, family
 from promptfed.runs import comparison, tables
-from promptfed.runs.cells import percent, size
-from promptfed.runs.protocols import Protocol, wanted
+from promptfed.runs.cells import mean_of, percent, size
+from promptfed.runs.protocols import PROTOCOLS, UNSEEN, Protocol, wanted
 from promptfed.runs.sheets import Sheet, markdown
 from promptfed.tuning import Family
 
@@ -32,8 +33,8 @@ Methods of the catalogue on the same federations, grouped by what they tune. In 
 clients come first, ranked by global accuracy, then those with a model per client, ranked by local accuracy.
 `make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
 They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on
-Office-Caltech10. On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel).
-The rows of `fedmgp` were measured before its loss and its choice of groups were corrected (see the changelog).
+Office-Caltech10. On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel,
+the mean of domains that are left out in turn), with rates chosen on validation data of the clients and classes that train.
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
 as in all tables, none with one seed. local: mean over clients, each on its own test data; worst:
@@ -70,9 +71,9 @@ class Entry(NamedTuple):
 
     @property
     def unseen(self) -> Mapping[str, Any]:
-        """Its numbers on what nobody has trained on, or at clients that never train, by column."""
+        """Its numbers on what nobody has trained on, or else at clients that never train, by column."""
         late = self.row.get("newcomers")
-        return self.row.get("protocols", {}) | ({NEWCOMERS: late} if late else {})
+        return self.row.get("protocols") or ({NEWCOMERS: late} if late else {})
 
     def rank(self, key: str | None) -> tuple[bool, float]:
         """The kind of model, then from the best on: by a column of `unseen`, or by the one that suits the kind."""
@@ -96,7 +97,8 @@ class Board(NamedTuple):
     @property
     def asked(self) -> Sequence[Protocol]:
         """What its runs are tested on besides their own data."""
-        return list(wanted(self.rows[0].config["eval"]).values())
+        config = self.rows[0].config
+        return [*wanted(config["eval"]).values(), *[PROTOCOLS[NEWCOMERS]] * bool(config["join"]["clients"])]
 
     @property
     def heads(self) -> list[str]:
@@ -151,7 +153,7 @@ def overview_of_unseen(found: Sequence[Board]) -> Sheet:
         first = [one for one in able if not one.method.reference][:3]
         lines.append((board.title, board.by or "", named(first, score), named(able, score, references=True)))
     heads = ("federation", "ranked by", "first three", "references")
-    return Sheet("At a glance, on what nobody has trained on, with rates found for the tables above", heads, lines)
+    return Sheet("At a glance, on what nobody has trained on", heads, lines)
 
 
 def named(entries: Sequence[Entry], score: Callable[[Entry], Any], references: bool = False) -> str:
@@ -168,16 +170,29 @@ def boards(folder: Path) -> Iterator[Board]:
         if "config" not in numbers:
             raise UserError(f'"{folder}": the results of "{row["label"]}" do not say their settings')
         entries.append(Entry(row, create(numbers["config"]["method"]["name"]), numbers))
+    if all(one.config["eval"]["leave_out"] == one.row.get("column") for one in entries):
+        names = dict.fromkeys(one.label for one in entries)
+        found = [of_all_domains([one for one in entries if one.label == name]) for name in names]
+        yield Board(found, "", date(folder))
+        return
     for column in dict.fromkeys(row.get("column", "") for row in compared.table):
         found = [one for one in entries if one.row.get("column", "") == column]
         yield Board(found, column, date(folder))
 
 
+def of_all_domains(columns: Sequence[Entry]) -> Entry:
+    """A row where each column leaves out another domain: its accuracy on each of them, after their mean."""
+    domains = {one.row["column"]: one.row["protocols"][UNSEEN] for one in columns}
+    mean = {"mean": mean_of([each["mean"] for each in domains.values()]), "std": None}
+    first = columns[0]
+    return first._replace(row={**first.row, "column": "", "protocols": {"mean": mean, **domains}})
+
+
 def section(board: Board) -> str:
     entries = board.entries
     if board.by:
-        names = [protocol.name for protocol in board.asked] + [NEWCOMERS] * (NEWCOMERS in board.heads)
-        sheet = Sheet(f"Protocol {' and '.join(names)}", *lines(entries, board.heads, lambda one: one.unseen))
+        asked = " and ".join(protocol.name for protocol in board.asked)
+        sheet = Sheet(f"Protocol {asked}", *lines(entries, board.heads, lambda one: one.unseen))
     else:
         sheet = Sheet("Protocols personal, worst and global", *lines(entries, USUAL, lambda one: one.row))
     notes = [*settings(entries), board.made, *(why for protocol in board.asked for why in unable(protocol))]

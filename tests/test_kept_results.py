@@ -92,7 +92,12 @@ def test_rows_that_were_run_again_take_the_place_of_the_kept_ones(tmp_path):
     about = json.loads((tmp_path / "kept" / "kept.json").read_text())
     assert about["commit"] == "0123abc"
     assert {label: made for label, (_, made) in about["later"].items()} == {"local": "4567def"}
-    results, _ = read(tmp_path / "kept")
+    promptfed.compare(methods=["local"], seeds=[1], out=tmp_path / "more", method={"epochs": 3}, **settings)
+    keep(tmp_path / "more", tmp_path / "kept", {}, brief=True, made_by="89abcde", update=True)
+    about = json.loads((tmp_path / "kept" / "kept.json").read_text())
+    assert {label: made for label, (_, made) in about["later"].items()} == {"local": "4567def", "seed 1": "89abcde"}
+    results, rounds = read(tmp_path / "kept")
+    assert list(rounds) == [("fedavg", 0), ("local", 0), ("local", 1)]
     assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
     promptfed.compare(methods=["fedprox"], out=tmp_path / "other", method={"epochs": 1}, **settings)
     with pytest.raises(SystemExit, match="has no row fedprox to update"):

@@ -127,12 +127,41 @@ def test_what_nobody_has_trained_on_ranks_by_its_own_number(tmp_path):
     assert table.index("| FedVPT |") < table.index("| SGPT |")  # by global accuracy it is the other way round
 
 
+def test_domains_that_are_left_out_in_turn_share_a_table_ranked_by_their_mean(tmp_path):
+    """Columns of a comparison, made here of one run: SGPT is better on dslr, FedVPT in the mean."""
+    found = {"amazon": {"fedvpt": 0.7, "sgpt": 0.3}, "dslr": {"fedvpt": 0.4, "sgpt": 0.6}}
+    lines, table = [], []
+    for line in (MEASURED / "results.jsonl").read_text().splitlines():
+        for domain, accuracies in found.items():
+            run = json.loads(line)
+            if run["seed"] == 0 and run["label"] in ("FedVPT", "SGPT"):
+                run["label"] += f", {domain}"
+                run["result"]["config"]["eval"]["leave_out"] = domain
+                accuracy = accuracies[run["result"]["method"]]
+                run["result"]["protocols"] = {"unseen_domain": {"domain": domain, "accuracy": accuracy}}
+                lines.append(json.dumps(run) + "\n")
+                table.append({"label": run["label"], "row": run["label"].split(",")[0], "column": domain})
+    (tmp_path / "results.jsonl").write_text("".join(lines))
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    text = page([tmp_path])
+    (title,) = (line for line in text.splitlines() if line.startswith("## "))
+    assert title == "## office-caltech10-96, domain, 4 clients: unseen-domain"
+    assert "| method | models | seeds | mean | amazon | dslr | bytes |" in text
+    first, second = (line for line in text.splitlines() if line.startswith(("| FedVPT", "| SGPT")))
+    assert first.startswith("| FedVPT | one | 1 | 55.0 | 70.0 | 40.0 |")
+    assert second.startswith("| SGPT | one | 1 | 45.0 | 30.0 | 60.0 |")
+    assert "| mean | FedVPT 55.0, SGPT 45.0 | - |" in text
+
+
 def test_newcomers_have_a_table(tmp_path):
     def joined(result, seed):
+        result["config"]["join"]["clients"] = [3]
         result["metrics"]["newcomers_aggregated"] = {"last": {"local": {"mean": 0.5, "weighted": 0.5}}}
 
     text = page([kept(tmp_path / "kept", joined, lambda row: {**row, "newcomers": {"mean": 0.5, "std": 0.0}})])
-    assert "| Head-Tune | one | 3 | 50.0 ±0.0 | 17.5 kB |" in text.split("Protocol newcomers:\n")[1]
+    table = text.split("Protocol newcomers:\n")[1]
+    assert "| Head-Tune | one | 3 | 50.0 ±0.0 | 17.5 kB |" in table
+    assert "A method cannot serve newcomers if it has no model for a client that never trains: " in table
     assert "Protocol newcomers" not in page([MEASURED])
 
 
