@@ -37,7 +37,7 @@ Office-Caltech10. On what nobody has trained on, methods are ranked by the numbe
 the mean of domains that are left out in turn), with rates chosen on validation data of the clients and classes that train.
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
-as in all tables, none with one seed. local: mean over clients, each on its own test data; worst:
+as in all tables, none with one seed; who holds which images stays the same. local: mean over clients, each on its own test data; worst:
 the worst client; global: all clients' test data; newcomers: local of clients that never trained; bytes: per client and
 round, both ways.
 """

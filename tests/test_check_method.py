@@ -7,12 +7,11 @@ from fitting import SMALL, check_result, embedded, where
 from promptfed.methods import METHODS
 from promptfed.testing import check_method
 
-# Where a step is expensive, an epoch is enough: it has several steps.
 FEW = {
-    "fedem": {"components": 4, "epochs": 1, "batch_size": 8},
-    "fedmix": {"epochs": 1, "mean_size": 4},
-    "pfedme": {"epochs": 1, "inner_steps": 2, "personal_steps": 2},
-    **{name: {"epochs": 1, **SMALL[name]} for name in SMALL},
+    "fedem": {"components": 4, "batch_size": 8},
+    "fedmix": {"mean_size": 4},
+    "pfedme": {"inner_steps": 2, "personal_steps": 2},
+    **SMALL,
 }
 COMPOSITIONS = ("fedprox+pt", "moon+pt", "fedper+pt", "fedrep+pt", "fedavg+ft", "fedprox+ft", "moon+ft", "pfedpt+ft")
 VARIANTS = (
@@ -36,7 +35,8 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_method(name):
-    check_method(name, **where(name), **FEW.get(name, {}))
+    """With one epoch, for time: it has several steps. Variants below have two."""
+    check_method(name, **where(name), **{"epochs": 1, **FEW.get(name, {})})
 
 
 @pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=lambda v: str(v))
