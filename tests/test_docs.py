@@ -196,7 +196,7 @@ def test_the_picture_of_the_idea_is_what_its_script_draws():
 
 
 def test_the_site_is_built_without_a_warning_and_is_read_offline(tmp_path):
-    """One test for everything: a build takes half a minute, most of it for the notebook."""
+    """One test for everything: a build takes most of a minute."""
     command = [sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-n", "-q", str(ROOT / "docs"), "site"]
     environment = {**os.environ, "PROMPTFED_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG)
