@@ -62,6 +62,20 @@ def test_a_file_of_another_shape_is_one_sentence(text: str, says: str, tmp_path:
         comparison.prepare(tmp_path / "mine.toml", {}, out=tmp_path / "out")
 
 
+def test_rows_that_are_left_out_are_not_among_those_without_a_search(tmp_path: Path) -> None:
+    text = """compare.rows = [{ method = "fedavg" }, { method = "fedper" }, { method = "class-mean" }]
+[compare.tuned]
+trials = 2
+rows.fedavg.method.lr = 0.1
+[join]
+clients = 1
+"""
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.warns(UserWarning, match='left out of the comparison: join.round = 0: "fedper"'):
+        plan = comparison.prepare(tmp_path / "mine.toml", {}, out=tmp_path / "out")
+    assert plan.budget == "tuned: 2 trials per row on validation data; not tuned: class-mean"
+
+
 def test_results_in_another_precision_are_not_reused(tmp_path: Path) -> None:
     settings = {**C.undot(TINY.items()), "progress": False}
     compare(methods=["local"], out=tmp_path / "table", **settings)

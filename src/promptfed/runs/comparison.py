@@ -247,7 +247,8 @@ def prepare(
         labels = ", ".join(dict.fromkeys(job.row.label for job in jobs))
         raise UserError(f'--only = "{only}" must be part of the label of a row ({labels})')
     _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
-    tuned, asked, told = budget(spec, found), wanted(spec, found), claims.read(spec)
+    tuned = budget(spec, (job.row for job in jobs))  # without rows that cannot be run
+    asked, told = wanted(spec, found), claims.read(spec)
     return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
 
 

@@ -139,11 +139,11 @@ def _tuned(spec: Mapping[str, Any], mini: bool) -> Mapping[str, Table]:
 
 
 def budget(spec: Mapping[str, Any], rows: Iterable[Row]) -> str:
-    """What a table of tuned rows has to say of itself. Else empty."""
+    """What a table of these rows has to say of itself if it is tuned. Else empty."""
     if "tuned" not in spec:
         return ""
     trials = spec["tuned"]["trials"]
-    without = ", ".join(row.label for row in rows if row.tuned is None)
+    without = ", ".join(dict.fromkeys(row.label for row in rows if row.tuned is None))
     text = f"tuned: {trials} trial{'s' if trials != 1 else ''} per row on validation data"
     return text + (f"; not tuned: {without}" if without else "")
 
