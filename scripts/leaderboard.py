@@ -34,12 +34,12 @@ clients come first, ranked by global accuracy, then those with a model per clien
 `make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
 They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on
 Office-Caltech10. On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel,
-the mean of domains that are left out in turn), with rates chosen on validation data of the clients and classes that train;
-where nothing was tuned, the file says where its rates are from.
+the mean of domains that are left out in turn), with rates chosen on validation data of the clients and classes that
+train; where nothing was tuned, the file says where its rates are from.
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
-as in all tables, none with one seed; who holds which images stays the same. local: mean over clients, each on its own test data; worst:
-the worst client; global: all clients' test data; newcomers: local of clients that never trained; bytes: per client and
+as in all tables, none with one seed; who holds which images stays the same. local: mean over clients, each on its own
+test data; worst: the worst client; global: all clients' test data; newcomers: local of clients that never trained; bytes: per client and
 round, both ways.
 """
 EMPTY = "\nThere are no results yet.\n"
