@@ -39,8 +39,8 @@ train; where nothing was tuned, the file says where its rates are from.
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
 as in all tables, none with one seed; who holds which images stays the same. local: mean over clients, each on its own
-test data; worst: the worst client; global: all clients' test data; newcomers: local of clients that never trained; bytes: per client and
-round, both ways.
+test data; worst: the worst client; global: all clients' test data; newcomers: local of clients that never trained;
+bytes: per client and round, both ways.
 """
 EMPTY = "\nThere are no results yet.\n"
 NEWCOMERS = "newcomers"
