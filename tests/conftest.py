@@ -20,9 +20,3 @@ def _one_thread():
 def _hub_allowed(monkeypatch):
     """A site forbids it to its whole process."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """One more than there are cores: some tests wait for other processes."""
-    return (os.cpu_count() or 1) + 1
