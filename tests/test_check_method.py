@@ -49,7 +49,9 @@ def test_transformer(name):
     check_method(name, backbone="vit-tiny", epochs=1)
 
 
-@pytest.mark.parametrize("name", ["fedvpt", "fedavg+vpt+pt", "fedavg+vpt+st"])
+@pytest.mark.parametrize(
+    "name", ["fedvpt", *(pytest.param(f"fedavg+vpt+{p}", marks=pytest.mark.slow) for p in ("pt", "st"))]
+)
 def test_transformer_with_prompts_in_its_last_layers(name):
     check_method(name, backbone="vit-tiny", layers=(6, 7), mode="stay", tokens=2, epochs=1)
 

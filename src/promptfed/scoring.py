@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from . import Method, Model, Params, Tuning
@@ -159,6 +158,8 @@ def clustering(tables: Sequence[np.ndarray]) -> float:
     whole = np.zeros((max(len(t) for t in tables), tables[0].shape[1]), np.int64)
     for t in tables:
         whole[: len(t)] += t
+    from scipy.optimize import linear_sum_assignment  # half a second, which each worker process would take
+
     rows, columns = linear_sum_assignment(whole, maximize=True)
     return float(whole[rows, columns].sum() / max(whole.sum(), 1))
 

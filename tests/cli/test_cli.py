@@ -347,6 +347,14 @@ def test_ctrl_c_in_a_terminal_leaves_no_worker_behind(env, tmp_path):
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
+def test_a_worker_process_starts_without_what_only_few_runs_need():
+    code = """
+import sys, promptfed.runs.build, promptfed.search.workers
+assert not {"matplotlib", "optuna", "pandas", "scipy", "sklearn"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG)
+
+
 def test_what_needs_no_torch_starts_without_it():
     code = """
 import sys, promptfed, promptfed.cli.main

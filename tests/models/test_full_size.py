@@ -79,6 +79,7 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.mark.slow  # small ones are compared in every run of the suite
 def test_vit_b16_equals_transformers(folder: Path) -> None:
     torch.manual_seed(0)
     model = ViTModel(ViTConfig(), add_pooling_layer=False).eval()
@@ -92,6 +93,7 @@ def test_vit_b16_equals_transformers(folder: Path) -> None:
         assert (own.features(own.weights, x) - expected).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_clip_vit_b16_equals_transformers(folder: Path) -> None:
     torch.manual_seed(0)
     tokens = write_tokenizer(folder)
