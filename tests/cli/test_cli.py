@@ -347,33 +347,6 @@ def test_ctrl_c_in_a_terminal_leaves_no_worker_behind(env, tmp_path):
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
-def test_a_worker_process_starts_without_what_only_few_runs_need():
-    code = """
-import sys, promptfed.runs.build, promptfed.search.workers
-assert not {"matplotlib", "optuna", "pandas", "scipy", "sklearn"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG)
-
-
-def test_what_needs_no_torch_starts_without_it():
-    code = """
-import sys, promptfed, promptfed.cli.main
-assert "torch" not in sys.modules
-assert set(promptfed.__all__) <= set(dir(promptfed))
-from promptfed import *
-assert Method.__module__ == "promptfed.method" and load_dataset.__module__.startswith("promptfed.data")
-assert promptfed.run is run
-try:
-    promptfed.nothing
-except AttributeError as error:
-    assert "has no attribute 'nothing'" in str(error)
-else:
-    raise AssertionError
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0, done.stderr
-
-
 def test_version(promptfed):
     assert promptfed("--version") == f"promptfed {version('promptfed')}\n"
 
