@@ -76,6 +76,21 @@ clients = 1
     assert plan.budget == "tuned: 2 trials per row on validation data; not tuned: class-mean"
 
 
+def test_a_row_without_a_search_in_any_column_is_named_once(tmp_path: Path) -> None:
+    text = """[compare]
+rows = [{ method = "fedavg" }, { method = "fedper" }, { method = "class-mean" }]
+columns = [{ label = "few", dataset.limit = 100 }, { label = "many", dataset.limit = 200 }]
+[compare.tuned]
+trials = 3
+rows."fedavg, few".method.lr = 0.1
+rows."fedavg, many".method.lr = 0.1
+rows."fedper, many".method.lr = 0.1
+"""
+    (tmp_path / "mine.toml").write_text(text)
+    plan = comparison.prepare(tmp_path / "mine.toml", {}, out=tmp_path / "out")
+    assert plan.budget == "tuned: 3 trials per row on validation data; not tuned: fedper, few, class-mean"
+
+
 def test_results_in_another_precision_are_not_reused(tmp_path: Path) -> None:
     settings = {**C.undot(TINY.items()), "progress": False}
     compare(methods=["local"], out=tmp_path / "table", **settings)

@@ -143,7 +143,9 @@ def budget(spec: Mapping[str, Any], rows: Iterable[Row]) -> str:
     if "tuned" not in spec:
         return ""
     trials = spec["tuned"]["trials"]
-    without = ", ".join(dict.fromkeys(row.label for row in rows if row.tuned is None))
+    named = [(row.place[0] or row.label, row) for row in rows]
+    tuned = {name for name, row in named if row.tuned is not None}  # in one column at least
+    without = ", ".join(dict.fromkeys(row.label if name in tuned else name for name, row in named if row.tuned is None))
     text = f"tuned: {trials} trial{'s' if trials != 1 else ''} per row on validation data"
     return text + (f"; not tuned: {without}" if without else "")
 
