@@ -33,7 +33,9 @@ Methods of the catalogue on the same federations, grouped by what they tune. In 
 clients come first, ranked by global accuracy, then those with a model per client, ranked by local accuracy.
 `make leaderboard` makes this page from the results in `experiments/leaderboard`; the files there say how to make them.
 They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on
-Office-Caltech10. On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel,
+Office-Caltech10. `fedprox` has its default weight (mu = 0.0001), with which it equals FedAvg on most boards; the own
+models of `flexlora` are one mean, cut to each client's rank; a large ± is a seed that diverged at the rate which the
+search had found with another (`fedsa-lora` on Office-Caltech10). On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel,
 the mean of domains that are left out in turn), with rates chosen on validation data of the clients and classes that
 train; where nothing was tuned, the file says where its rates are from.
 
@@ -193,10 +195,12 @@ def section(board: Board) -> str:
     entries = board.entries
     if board.by:
         asked = " and ".join(protocol.name for protocol in board.asked)
-        sheet = Sheet(f"Protocol {asked}", *lines(entries, board.heads, lambda one: one.unseen))
+        sheet = Sheet(
+            f"Protocol{'s' * (len(board.asked) > 1)} {asked}", *lines(entries, board.heads, lambda one: one.unseen)
+        )
     else:
         sheet = Sheet("Protocols personal, worst and global", *lines(entries, USUAL, lambda one: one.row))
-    notes = [*settings(entries), board.made, *(why for protocol in board.asked for why in unable(protocol))]
+    notes = [*settings(entries), board.made, *unable(board.asked)]
     return f"## {board.title}\n\n" + markdown([sheet]) + "".join(f"- {note}\n" for note in notes)
 
 
@@ -242,14 +246,18 @@ def date(folder: Path) -> str:
     return "; ".join([said, *(f"{made}: {', '.join(labels)}" for made, labels in later.items())]) + "."
 
 
-def unable(protocol: Protocol) -> Iterator[str]:
-    """Which methods of the catalogue cannot serve a protocol, by the reason."""
-    reasons: dict[str, list[str]] = {}
+def unable(protocols: Sequence[Protocol]) -> Iterator[str]:
+    """Which methods of the catalogue cannot serve protocols, by the reason."""
+    found: dict[tuple[str, str], list[str]] = {}
     for name in (*METHODS, *ALIASES):
-        reasons.setdefault(protocol.why_not(create(name)), []).append(name)
-    for why, names in reasons.items():
+        reasons: dict[str, list[str]] = {}
+        for protocol in protocols:
+            reasons.setdefault(protocol.why_not(create(name)), []).append(protocol.name)
+        for why, unserved in reasons.items():
+            found.setdefault((why, " and ".join(unserved)), []).append(name)
+    for (why, asked), names in found.items():
         if why:
-            yield f"A method cannot serve {protocol.name} if {why}: {', '.join(names)}."
+            yield f"A method cannot serve {asked} if {why}: {', '.join(names)}."
 
 
 def main() -> None:

@@ -65,6 +65,7 @@ class Method(BaseModel):
     averages: ClassVar[bool] = True  # whether aggregate() averages updates; if not, rules cannot choose among them
     by_mean: ClassVar[bool] = False  # whether an aggregate() of its own uses only a mean, which a rule can replace
     needs: ClassVar[tuple[str, ...]] = ()  # roles that the tuning must have
+    takes: ClassVar[str] = ""  # the tunings that it is for, in words, if it cannot tune all weights
     reference: ClassVar[bool] = False  # whether tables show it apart, to measure others by
     uses_validation: ClassVar[bool] = (
         False  # whether validation data take part in training: accuracy on them is too high

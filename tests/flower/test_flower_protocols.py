@@ -19,6 +19,13 @@ CASES = {
         "partition": {"name": "iid", "clients": 2},
         "eval": {"novel": 0.5},
     },
+    "cross_dataset": {
+        "method": {"name": "promptfl", "context": 2, "epochs": 1},
+        "backbone": "clip-mini",
+        "dataset": {"name": "shapes", "limit": 64},
+        "partition": {"name": "iid", "clients": 2},
+        "eval": {"datasets": ["parts"], "limit": 32},
+    },
     "unseen_domain": {
         "method": {"name": "head-tune", "epochs": 1},
         "backbone": "vit-mini",

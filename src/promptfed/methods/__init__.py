@@ -14,7 +14,6 @@ from ..tuning import Full, PrivatePrompt, Tuning, Wrapper
 from .catalogue import ALIASES, FINE_TUNED, METHODS, PROMPTS, TUNINGS
 from .dp2fl import Dp2fl
 from .dp2fl.sealed import SealedDp2fl
-from .fedpr import FedPr
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -176,7 +175,7 @@ def backbones(method: Method) -> str:
 def tunes(method: Method) -> str:
     """What is trained, in words; of a method that cannot do with all weights what it needs."""
     if lacks_prompts(method):
-        return FedPr.takes
+        return method.takes
     return " + ".join(layer.about for layer in layers(method.tuning))
 
 
@@ -187,7 +186,7 @@ def why_not_cached(tuning: Tuning) -> str:
 
 def lacks_prompts(method: Method) -> bool:
     """Whether its tuning has none, though the method is for prompts only."""
-    return isinstance(method, FedPr) and type(layers(method.tuning)[-1]) is Full
+    return bool(method.takes) and type(layers(method.tuning)[-1]) is Full
 
 
 __all__ = [

@@ -24,8 +24,8 @@ class Sum(TwoContexts):
 
 
 class DpFpl(TwoContextsMethod):
-    """The noise protects the client's own prompt, where it is to be published; what is sent is protected by
-    `privacy.*`, as that of any method."""
+    """The noise is on the client's own prompt, which stays with it, and is not accounted for; what is sent is protected
+    by `privacy.*`, as that of any method."""
 
     paper = "Tran et al., ICLR 2025"
     tuned = Sum

@@ -12,7 +12,6 @@ closed (which of them the share of closed ones would take is up to the solver).
 """
 
 import math
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -28,7 +27,7 @@ class FedPr(Method):
 
     paper = "Feng et al., CVPR 2023"
     needs = ("body",)
-    takes: ClassVar[str] = "prompts (+vpt, +vpt-d or +promptfl)"
+    takes = "prompts (+vpt, +vpt-d or +promptfl)"
 
     ratio: float = Field(0.8, gt=0, le=1, description="share of directions that count as the null space")
 
