@@ -35,9 +35,10 @@ clients come first, ranked by global accuracy, then those with a model per clien
 They also say which rows got more trials than the others, after first results: `fedvpt-d` and `centralised` on
 Office-Caltech10. `fedprox` has its default weight (mu = 0.0001), with which it equals FedAvg on most boards; the own
 models of `flexlora` are one mean, cut to each client's rank; a large ± is a seed that diverged at the rate which the
-search had found with another (`fedsa-lora` on Office-Caltech10). On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel,
-the mean of domains that are left out in turn), with rates chosen on validation data of the clients and classes that
-train; where nothing was tuned, the file says where its rates are from.
+search had found with another (`fedsa-lora` on Office-Caltech10).
+
+On what nobody has trained on, methods are ranked by the number of the protocol (H for base to novel, the mean of
+domains that are left out in turn), with rates chosen on validation data of the clients and classes that train.
 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
 as in all tables, none with one seed; who holds which images stays the same. local: mean over clients, each on its own
