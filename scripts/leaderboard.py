@@ -66,8 +66,8 @@ class Entry(NamedTuple):
     @property
     def label(self) -> str:
         """As the comparison has it; with what is tuned where that is not what the method brings."""
-        name = self.config["method"]["name"]
-        return name if self.row["label"] in (*METHODS, *ALIASES) else tables.name(self.row)
+        shown = tables.name(self.row)
+        return self.config["method"]["name"] if shown in (*METHODS, *ALIASES) else shown
 
     @property
     def group(self) -> str:
