@@ -140,8 +140,8 @@ def test_what_nobody_has_trained_on_ranks_by_its_own_number(tmp_path):
 
 
 def test_domains_that_are_left_out_in_turn_share_a_table_ranked_by_their_mean(tmp_path):
-    """Columns of a comparison, made here of one run: SGPT is better on dslr, FedVPT in the mean. A row with the name of a
-    method says what it tunes."""
+    """Columns of a comparison, made here of one run: SGPT is better on dslr, the other in the mean. A row with the name
+    of a method says what it tunes."""
     found = {"amazon": {"fedvpt": 0.7, "sgpt": 0.3}, "dslr": {"fedvpt": 0.4, "sgpt": 0.6}}
     lines, table = [], []
     for line in (MEASURED / "results.jsonl").read_text().splitlines():
