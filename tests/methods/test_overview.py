@@ -54,7 +54,7 @@ def test_what_travels_and_what_stays() -> None:
     assert said("ditto+promptfl") == ("text context", "model of its own")
     assert said("promptfolio") == ("text context", "second text context")
     assert said("scaffold") == ("all weights", "its control variate")
-    assert said("fedproto") == ("sums of features and samples of each class", "all weights")
+    assert said("fedproto") == ("sums of features and counts of each class", "all weights")
     assert said("moon") == ("all weights", "body of its last round")
     assert said("fedpr") == ("prompts (+vpt, +vpt-d or +promptfl)", "nothing")
 

@@ -20,7 +20,7 @@ class FedProto(Method):
 
     paper = "Tan et al., AAAI 2022"
     averages = False
-    sends = "sums of features and samples of each class"
+    sends = "sums of features and counts of each class"
     private = ("body", "head")
     needs = ("body", "head")
 
