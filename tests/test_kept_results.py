@@ -11,6 +11,7 @@ import pytest
 import promptfed
 from promptfed.runs import tables
 from promptfed.runs.api import Result
+from promptfed.runs.shown import Asked
 
 ROOT = Path(__file__).parents[1]
 KEPT = sorted(file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "experiments").rglob("results.jsonl"))
@@ -129,7 +130,7 @@ def test_kept_results_make_the_kept_table(folder):
     results, rounds = read(ROOT / folder)
     rows = json.loads((ROOT / folder / "table.json").read_text())
     places = {row["label"]: (row["row"], row["column"]) for row in rows if "column" in row}
-    remade = {row["label"]: row for row in tables.table(results, places)}
+    remade = {row["label"]: row for row in tables.table(results, places, asked=Asked.told(rows))}
     rows = [{key: row[key] for key in row if key != "scale" and "against" not in key} for row in rows]  # of the command
     assert [{key: remade[row["label"]][key] for key in row} for row in rows] == rows
     assert set(remade) == {row["label"] for row in rows}
