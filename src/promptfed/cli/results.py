@@ -17,11 +17,12 @@ from . import lazy
 from .common import console
 
 if TYPE_CHECKING:
-    from ..runs import comparison, opened, sheets, tables
+    from ..runs import comparison, curves, opened, sheets, tables
     from ..serving import joining, loading
 else:
     joining, loading, opened = map(lazy.Module, ("serving.joining", "serving.loading", "runs.opened"))
-    comparison, sheets, tables = map(lazy.Module, ("runs.comparison", "runs.sheets", "runs.tables"))
+    comparison, curves, sheets = map(lazy.Module, ("runs.comparison", "runs.curves", "runs.sheets"))
+    tables = lazy.Module("runs.tables")
 
 _LIST = "; ".join(f"{name}: {analysis.about}" for name, analysis in ANALYSES.items())
 FORMATS = ("table", "json", "csv")
@@ -149,18 +150,24 @@ def table(
     latex: Annotated[bool, typer.Option("--latex", help="as LaTeX, with the rules of booktabs")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="as CSV: numbers only, accuracies as fractions")] = False,
+    rounds: Annotated[bool, typer.Option("--rounds", help="accuracy by round, in place of that of the last")] = False,
 ) -> None:
     """Print the tables of a comparison, for people or in a format for papers and programs."""
     if latex + markdown + csv > 1:
         raise UserError("table: choose one of --latex, --markdown and --csv")
-    rows = comparison.read(folder, against).table
+    if rounds and against:
+        raise UserError("table: --against compares the last round, and cannot be given with --rounds")
+    found = comparison.read(folder, against)
+    rows = found.table
     if csv:
-        print(sheets.csv_of(tables.records(rows)), end="")
-    elif latex or markdown:
+        print(sheets.csv_of(curves.records(found) if rounds else tables.records(rows)), end="")
+        return
+    shown = curves.by_round(found, rows) if rounds else tables.sheets(rows)
+    if latex or markdown:
         write = sheets.latex if latex else sheets.markdown
-        print(write(tables.sheets(rows), tables.scales(rows), tables.notes(rows)), end="")
+        print(write(shown, tables.scales(rows), [] if rounds else tables.notes(rows)), end="")
     else:
-        console.print(tables.comparison(rows))
+        console.print(curves.shown(shown) if rounds else tables.comparison(rows))
 
 
 def report(

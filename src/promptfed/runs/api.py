@@ -40,6 +40,7 @@ class Result:
 
     folder: Path
     numbers: dict[str, Any]
+    kept: Sequence[server.Line] | None = None  # its rounds, where they are not in a folder of its own
 
     def __repr__(self) -> str:
         n, local = self.numbers, self.metrics["local"]
@@ -56,7 +57,7 @@ class Result:
     @property
     def rounds(self) -> list[server.Line]:
         """What is recorded of each round: the lines of rounds.jsonl."""
-        return record.read_lines(self.folder)
+        return record.read_lines(self.folder) if self.kept is None else list(self.kept)
 
     def plot(self) -> Chart:
         """Accuracies and training loss over the rounds, as an altair chart."""

@@ -334,7 +334,7 @@ def read(folder: Path, against: str = "") -> Compared:
         scale, asked = rows[0].get("scale", "") if rows else "", Asked.told(rows)
         if kept.exists():
             for line in map(json.loads, kept.read_text().splitlines()):
-                results.setdefault(line["label"], []).append(Result(folder, line["result"]))
+                results.setdefault(line["label"], []).append(Result(folder, line["result"], line["rounds"]))
         else:
             for label in (row["label"] for row in rows if "view" not in row):
                 found = sorted(folder.glob(f"{Row(label, {}, ()).slug}-seed*"))
