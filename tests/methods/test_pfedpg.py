@@ -116,6 +116,38 @@ def test_a_server_step_is_descent_on_the_sum_of_the_clients_products() -> None:
     assert torch.equal(after["descriptor.2"], state["descriptor.2"])  # it took no part
 
 
+def distances(width: int, clients: int, share: float, **settings: object) -> list[float]:
+    """After each of 20 rounds, how far prompts are from what each client wants, relative to the start. Every client
+    wants fixed prompts, and goes this share of the way to them in each round."""
+    method = create("pfedpg", {"tokens": 10, **settings})
+    model = vit((3, 8, 8), 4, 0, width=width, depth=1, heads=2)
+    state = method.begin(model, method.tuning.init(model, 0), 7)
+    base = state["base.tokens.0"]
+    scale, g = base.square().mean().sqrt(), torch.Generator().manual_seed(0)
+    wanted = [base + scale * torch.randn(base.shape, generator=g) for _ in range(clients)]
+    for client in range(clients):
+        state = method.admit(state, client, {}, 0)
+    found = []
+    for _ in range(21):
+        gaps = [wanted[client] - method.down(state, client)["tokens.0"] for client in range(clients)]
+        found.append(float(torch.stack(gaps).square().mean().sqrt()))
+        state = method.aggregate(state, [update(client, share * gap) for client, gap in enumerate(gaps)])
+    return [distance / found[0] for distance in found]
+
+
+@pytest.mark.parametrize(("width", "clients"), [(192, 4), (192, 10), (768, 4)])
+def test_at_the_published_server_rate_the_generator_learns_and_stays_stable(width: int, clients: int) -> None:
+    found = distances(width, clients, 0.3)
+    assert max(found) == 1
+    assert found[-1] < 0.97  # one vector shifts all ten prompts: most of what clients want cannot be followed
+
+
+@pytest.mark.parametrize(("width", "clients", "share", "rate"), [(192, 4, 0.3, 0.0167), (768, 10, 0.5, 0.001)])
+def test_where_the_generator_overshoots(width: int, clients: int, share: float, rate: float) -> None:
+    """docs/methods/pfedpg.md warns of it."""
+    assert not max(distances(width, clients, share, server_lr=rate)) < 5
+
+
 def test_averaging_is_fedvpt() -> None:
     """Table 4: the mean of what the clients found, weighted by samples."""
     method, fedvpt = method_of(generator="average"), create("fedper+vpt", {"tokens": K})
