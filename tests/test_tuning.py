@@ -161,6 +161,12 @@ def test_a_prompt_may_start_small(kind: Any) -> None:
         np.testing.assert_allclose(values, 0.02 * numbers(large)[name], rtol=1e-6)
 
 
+def test_soft_tokens_may_start_small() -> None:
+    model = vit((3, 8, 8), 4, 0, width=16, depth=1, heads=2)
+    large, small = (TokenPrompt(prompt_scale=scale).start(model, 0)["prompt.tokens"] for scale in (1.0, 0.02))
+    torch.testing.assert_close(small, 0.02 * large)
+
+
 def test_prompts_start_standard_normal() -> None:
     model = linear(image=(3, 64, 64), width=1)
     values = torch.cat([p.flatten() for p in PixelPrompt(prompt_size=10).start(model, 0).values()])

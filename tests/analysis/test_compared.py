@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from analysed import made
@@ -80,7 +81,7 @@ def test_a_sweep_needs_different_prompts(tmp_path):
         make(folder, ["sweep"])
 
 
-def add(folder: Path, label: str, method: str, settings: dict[str, int]) -> None:
+def add(folder: Path, label: str, method: str, settings: dict[str, Any]) -> None:
     """One more run, of a method on a frozen model."""
     one = shutil.copytree(folder / "fedavg-seed0", folder / f"{label}-seed0")
     backbone = {"backbone": {"name": "clip-mini"}, "dataset": {"name": "shapes"}}
@@ -128,6 +129,24 @@ def test_sgpt_is_swept_over_the_last_layer_with_prompts():
     assert compared.prompt(settings, several=False) == ("group prompts", unit, 5)
     alone = {**settings, "training": "shared", "group_layers": []}
     assert compared.prompt(alone, several=False) == ("shared prompts", unit, 3)
+
+
+def test_sgpts_sweep_draws_the_number_of_its_paper(tmp_path):
+    """Of its one model on all clients' data, the mean of the last ten rounds."""
+    folder = comparison(tmp_path / "all")
+    for layers, ten in ((1, 0.5), (2, 0.7)):
+        add(folder, f"shared-{layers}", "sgpt", {"training": "shared", "shared_layers": list(range(layers))})
+        file = folder / f"shared-{layers}-seed0" / "result.json"
+        numbers = json.loads(file.read_text())
+        found = numbers["metrics"]["aggregated"]
+        found["mean_of_last_10"] = {**found["last"], "rounds": [1], "global": ten}
+        file.write_text(json.dumps(numbers))
+    runs = [one for one in compared.read(folder) if one.label.startswith("shared")]
+    found = compared.sweep(runs, Options())
+    assert found.text.startswith("Accuracy on all clients' test data, mean of the last ten rounds")
+    assert "shared prompts 70.0 % at 2" in found.text
+    (panel,) = found.picture.to_dict()["hconcat"]
+    assert panel["layer"][-1]["encoding"]["y"]["title"] == "test accuracy, all clients' data (%)"
 
 
 def test_each_clients_accuracy_and_f1_over_the_runs_of_a_method(tmp_path):

@@ -98,17 +98,23 @@ def sweep(runs: Sequence[SeedRun], options: Options) -> Found:
     """pFedPT, Fig. 8; SGPT, Fig. 4."""
     settings = [one.run.settings["method"] for one in runs]
     several = len({one["name"] for one in settings if not _SIZES.keys().isdisjoint(one)}) > 1
+    of_layers = all("group_layers" in method for method in settings)
     rows = []
     for one, method in zip(runs, settings, strict=True):
         kind, unit, size = prompt(method, several)
         row = {"label": one.label, "seed": one.seed, "kind": kind, "unit": unit, "size": size}
-        rows.append({**row, "local": _last(one)["local"]["mean"], "global": _last(one)["global"]})
+        # SGPT's number, for its one model; others are compared by the clients' own.
+        drawn = one.numbers["metrics"]["aggregated"]["mean_of_last_10"]["global"] if of_layers else None
+        local = _last(one)["local"]["mean"]
+        rows.append({**row, "local": local, "global": _last(one)["global"], "drawn": local if drawn is None else drawn})
     kinds = {row["kind"]: row["unit"] for row in rows if len({r["size"] for r in rows if r["kind"] == row["kind"]}) > 1}
     if not kinds:
         raise UserError("sweep: no prompt of the comparison was run at two sizes")
     best = {kind: max(points(rows, kind), key=lambda point: point[1]) for kind in kinds}
     words = [f"{kind} {mean:.1f} % at {size:g}" for kind, (size, mean, _) in best.items()]
-    text = f"Local accuracy after the last round, mean over clients and seeds. Best: {'; '.join(words)}."
+    what = "Accuracy on all clients' test data, mean of the last ten rounds and over seeds"
+    what = what if of_layers else "Local accuracy after the last round, mean over clients and seeds"
+    text = f"{what}. Best: {'; '.join(words)}."
     seeds = len({row["seed"] for row in rows})
     chart = style.titled(_sweep(rows, kinds), _setting(runs), f"bars: ± std over {seeds} seeds" if seeds > 1 else "")
     return Found(chart, rows, "Accuracy over the size of the prompt", text)
@@ -137,9 +143,9 @@ def unprompted(name: str) -> bool:
 
 
 def points(rows: list[dict[str, Any]], kind: str) -> list[tuple[int, float, float]]:
-    """Size, mean and standard deviation over seeds of the local accuracy in per cent, by size."""
+    """Size, mean and standard deviation over seeds of the drawn accuracy in per cent, by size."""
     sizes = sorted({row["size"] for row in rows if row["kind"] == kind})
-    return [(s, *spread(in_percent(r["local"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
+    return [(s, *spread(in_percent(r["drawn"]) for r in rows if (r["kind"], r["size"]) == (kind, s))) for s in sizes]
 
 
 def _sweep(rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
@@ -160,7 +166,10 @@ def _sweep(rows: list[dict[str, Any]], kinds: dict[str, str]) -> style.Chart:
         axis, scale = alt.Axis(tickMinStep=1), alt.Scale(zero=False, padding=12)
         across = unit if unit == _LAYERS else f"size of the prompt ({unit})"
         x = alt.X("size:Q", title=across, axis=axis, scale=scale)
-        title = "local test accuracy, mean over clients (%)" if unit == units[0] else None
+        whose = (
+            "test accuracy, all clients' data (%)" if unit == _LAYERS else "local test accuracy, mean over clients (%)"
+        )
+        title = whose if unit == units[0] else None
         up: dict[str, Any] = {"title": title, "scale": marks.NEAR}
         base = marks.data(here).encode(x, colour)
         layers = [

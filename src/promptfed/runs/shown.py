@@ -24,6 +24,7 @@ SHOWN = {
     "worst": ("worst", "accuracy in %, worst client"),
     "global": ("global", "accuracy in %, all clients' test data"),
     "macro_f1": ("local F1", "macro F1 in %, mean over clients"),
+    "global_macro_f1": ("global F1", "macro F1 in %, all clients' test data"),
     "weighted": ("weighted", "accuracy in %, mean over all clients' test samples"),
     "local_of_last_10": ("local, last 10", "accuracy in %, local: mean over clients and the last ten rounds"),
     "worst_of_last_10": ("worst, last 10", "accuracy in %, worst client, mean of the last ten rounds"),

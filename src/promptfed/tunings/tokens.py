@@ -78,6 +78,7 @@ class TokenPrompt(PrivatePrompt):
     backbones = "transformers"
 
     prompt_tokens: int = Field(4, ge=1, description="number of soft tokens")
+    prompt_scale: float = Field(1.0, gt=0, description="standard deviation of the prompt's initial values")
 
     def check(self, model: Model) -> None:
         super().check(model)
@@ -87,7 +88,7 @@ class TokenPrompt(PrivatePrompt):
     def start(self, model: Model, seed: int) -> Params:
         assert model.width is not None
         g = torch_rng(seed, "token prompt")
-        return {"prompt.tokens": torch.randn(self.prompt_tokens, model.width, generator=g)}
+        return {"prompt.tokens": self.prompt_scale * torch.randn(self.prompt_tokens, model.width, generator=g)}
 
     def features(self, model: Model, params: Params, batch: Batch, ctx: Context) -> Tensor:
         return self.inner.features(model, params, batch._replace(tokens=params["prompt.tokens"]), ctx)
