@@ -7,7 +7,8 @@ A line has the run's `label` and `seed`, its `result` (result.json) and its `rou
 single clients; those of the last round are in the result). With --brief a line has no rounds.
 
 With --update the comparison has some rows of one that is kept already: they take the place of those of the same label,
-or, if none of their seeds is kept, are added as further seeds; kept.json says which commit made them.
+or, if none of their seeds is kept, are added as further seeds; kept.json says which commit made them. With --add as
+well, labels that are not kept yet become further rows.
 """
 
 import argparse
@@ -34,9 +35,10 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="without rounds")
     parser.add_argument("--commit", help="of the code that made the runs, if it is not this")
     parser.add_argument("--update", action="store_true", help="replace these rows in what is kept, or add seeds")
+    parser.add_argument("--add", action="store_true", help="with --update: also add rows that are not kept yet")
     given = parser.parse_args()
     replace = dict(pair.split("=", 1) for pair in given.replace)
-    keep(given.comparison, given.kept, replace, brief=given.brief, made_by=given.commit, update=given.update)
+    keep(given.comparison, given.kept, replace, given.brief, given.commit, given.update, given.add)
 
 
 def keep(
@@ -46,12 +48,13 @@ def keep(
     brief: bool = False,
     made_by: str | None = None,
     update: bool = False,
+    add: bool = False,
 ) -> None:
     about = {"date": str(date.today()), "commit": made_by or commit(), "brief": brief}
     labels = [row["label"] for row in json.loads((comparison / "table.json").read_text())]
     found = {label: [json.dumps(run) + "\n" for run in runs(comparison, label, brief)] for label in labels}
     if update:
-        texts, about = updated(kept, {label: lines for label, lines in found.items() if lines}, about)
+        texts, about = updated(kept, {label: lines for label, lines in found.items() if lines}, about, add)
     else:
         texts = {name: (comparison / name).read_text() for name in ("table.md", "table.json")}
         texts["results.jsonl"] = "".join(line for lines in found.values() for line in lines)
@@ -67,17 +70,21 @@ def keep(
         (kept / name).write_text(text)
 
 
-def updated(kept: Path, found: Mapping[str, list[str]], about: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+def updated(
+    kept: Path, found: Mapping[str, list[str]], about: dict[str, Any], add: bool
+) -> tuple[dict[str, str], dict[str, Any]]:
     """What is kept, with other lines for these labels, and its table made anew."""
     lines: dict[str, list[str]] = {}
     for line in (kept / "results.jsonl").read_text().splitlines(keepends=True):
         lines.setdefault(json.loads(line)["label"], []).append(line)
-    if unknown := found.keys() - lines.keys():
-        raise SystemExit(f"{kept} has no row {', '.join(sorted(unknown))} to update")
+    unknown = found.keys() - lines.keys()
+    if unknown and not add:
+        raise SystemExit(f"{kept} has no row {', '.join(sorted(unknown))} to update; --add adds it")
+    lines |= {label: [] for label in found if label in unknown}
     made = {}
     for label, new in found.items():
         before, now = ([json.loads(line)["seed"] for line in each] for each in (lines[label], new))
-        further = not set(before) & set(now)
+        further = bool(before) and not set(before) & set(now)
         lines[label] = [*lines[label], *new] if further else new
         made |= {f"seed {seed}" if further else label: [about["date"], about["commit"]] for seed in now}
     whole = "".join(line for label in lines for line in lines[label])

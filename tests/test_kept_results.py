@@ -103,6 +103,11 @@ def test_rows_that_were_run_again_take_the_place_of_the_kept_ones(tmp_path):
     promptfed.compare(methods=["fedprox"], out=tmp_path / "other", method={"epochs": 1}, **settings)
     with pytest.raises(SystemExit, match="has no row fedprox to update"):
         keep(tmp_path / "other", tmp_path / "kept", {}, update=True)
+    keep(tmp_path / "other", tmp_path / "kept", {}, brief=True, made_by="cdef012", update=True, add=True)
+    results, rounds = read(tmp_path / "kept")
+    assert list(rounds) == [("fedavg", 0), ("local", 0), ("local", 1), ("fedprox", 0)]
+    assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
+    assert json.loads((tmp_path / "kept" / "kept.json").read_text())["later"]["fedprox"][1] == "cdef012"
 
 
 def test_no_path_of_the_machine_is_kept(tmp_path):

@@ -184,6 +184,17 @@ def test_a_table_tells_them_all() -> None:
     assert len(sheet.lines) == 17, "FedAvg has one model, too"
 
 
+@pytest.mark.parametrize("column", ["local", "global", "trained"])
+def test_the_other_way_round_the_interval_is_mirrored(column: str) -> None:
+    kept = Path(__file__).parents[2] / "experiments" / "evidence" / "cifar10-pfedpt"
+    rows = comparison.read(kept)
+    one, other = ([run.numbers for run in rows[label]] for label in ("pFedPT", "FedAvg, equal passes"))
+    there, back = difference(one, other, column), difference(other, one, column)
+    assert there
+    assert back
+    assert (back.mean, back.low, back.high) == pytest.approx((-there.mean, -there.high, -there.low), abs=1e-12)
+
+
 # ---- on data that nobody has trained on
 
 

@@ -165,7 +165,8 @@ def interval(
         if not noise:
             return None
         variances.append((noise, np.inf))
-        draws += rng.normal(0, np.sqrt(noise), _DRAWS)
+        error = rng.normal(0, np.sqrt(noise), _DRAWS)
+        draws = np.concatenate([draws + error, draws - error])  # symmetric: theirs minus ours has the mirrored interval
     total = sum(variance for variance, _ in variances)
     uncertain = sum(v**2 / df for v, df in variances)
     tail = (1 + LEVEL) / 2
