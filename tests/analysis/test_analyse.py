@@ -18,8 +18,6 @@ from promptfed.cli.results import analyse
 @pytest.mark.parametrize(
     ("run", "name", "sentence"),
     [
-        ("fedavg", "attention", 'no prompt enters the images under "fedavg"'),
-        ("promptfl", "attention", 'no prompt enters the images under "promptfl"'),
         ("mixture", "attention", '"fedem.pt" mixes several models'),
         ("fedavg", "colours-tsne", "all clients have the same features"),
         ("vpt", "colours-tsne", "all clients have the same features"),
@@ -56,14 +54,14 @@ def test_the_command(finished, tmp_path):
     folder = shutil.copytree(finished("fedavg"), tmp_path / "run")
     done = CliRunner().invoke(app, [str(folder), "--images", "5"])
     assert done.exit_code == 0, done.output
-    assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"leakage", "variation"}
-    assert "attention left out: no prompt enters" in done.output
+    assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"attention", "leakage", "variation"}
+    assert "drift left out: " in done.output
     for client in ("client-1", "1"):  # by name and by number
         where = ["--client", client, "--images", "5", "--out", str(tmp_path / "elsewhere")]
         some = CliRunner().invoke(app, [str(folder), "leakage", *where])
         assert some.exit_code == 0, some.output
         assert {row["client"] for row in read(tmp_path / "elsewhere" / "leakage.csv")} == {"1"}
-    failed = CliRunner().invoke(app, [str(folder), "attention"])
+    failed = CliRunner().invoke(app, [str(folder), "drift"])
     assert isinstance(failed.exception, UserError)
 
 

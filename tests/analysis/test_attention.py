@@ -86,6 +86,25 @@ def test_attention_of_a_run(finished, tmp_path, name, cells):
     opened.close()
 
 
+@pytest.mark.parametrize("name", ["fedavg", "promptfl"])
+def test_attention_of_a_run_without_prompts_on_images(finished, tmp_path, name):
+    """FedAvg's half of pFedPT's Fig. 4: one map per image."""
+    folder = finished(name)
+    rows = made(folder, "attention", tmp_path, Options((1,), 3))
+    opened = Opened(folder)
+    work, params = opened.own(1)
+    index = np.unique([int(row["image"]) for row in rows])
+    best = opened.probabilities(work, params, opened.host.samples(index)).argmax(1)
+    classes = opened.federation.dataset.classes
+    assert {row["image"]: row["predicted"] for row in rows} == {
+        str(i): classes[b] for i, b in zip(index, best, strict=True)
+    }
+    assert {float(row["attention_to_prompt"]) for row in rows} == {0}
+    assert max(float(row["attention"]) for row in rows) > 0
+    assert not {"with", "without"} & set(rows[0])
+    opened.close()
+
+
 def test_models_without_attention_or_convolutions():
     class Flat(Model):
         def features(self, weights, x, tokens=None):

@@ -85,7 +85,7 @@ class Analysis:
 
 
 ANALYSES: dict[str, Analysis] = {
-    "attention": Analysis("what the last layer attends to, with and without the prompt", "run", "attention.attention"),
+    "attention": Analysis("what the last layer attends to, with and without a prompt", "run", "attention.attention"),
     "colours-tsne": Analysis("features of pure colours under each client's prompt", "run", "labels.colours_tsne"),
     "colours-labels": Analysis("classes predicted on pure colours against a client's own", "run", "labels.colours"),
     "drift": Analysis("how far parameters move in each round", "run", "drift.drift"),

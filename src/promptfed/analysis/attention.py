@@ -1,4 +1,4 @@
-"""What the last layer attends to, with and without the prompt (pFedPT, Fig. 4 and 12).
+"""What the last layer attends to, with and without the prompt if there is one (pFedPT, Fig. 4 and 12).
 
 A transformer: the last layer's attention from the tokens that the head reads (cls) to the patches, mean over heads. A
 CNN: Grad-CAM of the last convolution for the image's own class (Selvaraju et al., ICCV 2017).
@@ -104,35 +104,39 @@ def attention(opened: Opened, options: Options) -> Found:
     client = opened.chosen(options, "test", 1)[0]
     work, params = opened.own(client)
     bare = opened.bare(work, params)
-    if bare is None:
-        raise UserError(f'attention: no prompt enters the images under "{method}"')
     data = opened.federation.dataset
     index = different(data.labels, opened.federation.sites[client].test, min(options.images or IMAGES, CHUNK))
     batch, ctx = next(opened.batches(work, opened.samples(data.images[index])))
     batch = batch._replace(y=torch.from_numpy(data.labels[index]).to(batch.y.device))
-    without, with_ = (look(t, opened.model, params, batch, ctx) for t in (bare, opened.method.tuning))
+    own = opened.method.tuning
+    tunings = {"attention": own} if bare is None else {"without": bare, "with": own}
+    looks = {name: look(tuning, opened.model, params, batch, ctx) for name, tuning in tunings.items()}
+    last = list(looks.values())[-1]
     rows = [
         {
             "client": client,
             "image": int(index[n]),
             "label": data.classes[data.labels[index[n]]],
-            "predicted_without": data.classes[without.probabilities[n].argmax()],
-            "predicted_with": data.classes[with_.probabilities[n].argmax()],
-            "attention_to_prompt": float(with_.prompt[n]),
+            **{
+                "predicted" if bare is None else f"predicted_{name}": data.classes[one.probabilities[n].argmax()]
+                for name, one in looks.items()
+            },
+            "attention_to_prompt": float(last.prompt[n]),
             "row": y,
             "column": x,
-            "without": float(without.maps[n, y, x]),
-            "with": float(value),
+            **{name: float(one.maps[n, y, x]) for name, one in looks.items()},
         }
-        for (n, y, x), value in np.ndenumerate(with_.maps)
+        for n, y, x in np.ndindex(last.maps.shape)
     ]
     where = "the last layer's attention" if transformer(opened.model) else "Grad-CAM of the last convolution"
     text = f"{where[0].upper()}{where[1:]} on test images of client {client}. Each map is scaled to its own maximum."
-    if with_.prompt.any():
-        text += f" With the prompt, {100 * with_.prompt.mean():.0f} % of the attention goes to prompt tokens."
-    figure = draw(data.classes, data.images[index], data.labels[index], without, with_)
+    if last.prompt.any():
+        text += f" With the prompt, {100 * last.prompt.mean():.0f} % of the attention goes to prompt tokens."
+    shown = {name if bare is None else f"{name} prompt": one for name, one in looks.items()}
+    figure = draw(data.classes, data.images[index], data.labels[index], shown)
     pictures.title(figure, f"{opened.title}\n{where}, client {client}")
-    return Found(figure, rows, f"What client {client} attends to, without and with the prompt", text)
+    compared = "" if bare is None else ", without and with the prompt"
+    return Found(figure, rows, f"What client {client} attends to{compared}", text)
 
 
 def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
@@ -142,25 +146,26 @@ def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(index[np.lexsort((own, turns))][:count])
 
 
-def draw(classes: tuple[str, ...], images: np.ndarray, labels: np.ndarray, without: Looks, with_: Looks) -> Figure:
-    """Two images per row: each as it is, with the attention without the prompt, and with it."""
+def draw(classes: tuple[str, ...], images: np.ndarray, labels: np.ndarray, looks: dict[str, Looks]) -> Figure:
+    """Two images per row: each as it is, then with each of these looks."""
+    each = 1 + len(looks)
     lines = -(-len(images) // 2)
-    figure = pictures.blank(0.85 + lines * (0.22 + 1.18 * images.shape[2] / images.shape[3]), gap=0.01)
-    grid = figure.subplots(lines, 7, squeeze=False, width_ratios=[1, 1, 1, 0.15, 1, 1, 1])
+    figure = pictures.blank(0.85 + lines * (0.22 + 3.54 / each * images.shape[2] / images.shape[3]), gap=0.01)
+    grid = figure.subplots(lines, 2 * each + 1, squeeze=False, width_ratios=[*[1] * each, 0.15, *[1] * each])
     for axes in grid.ravel():
         axes.axis("off")
     for n, (image, label) in enumerate(zip(images, labels, strict=True)):
-        at = grid[n // 2, 4 * (n % 2) :]
+        at = grid[n // 2, (each + 1) * (n % 2) :]
         shown = np.broadcast_to(image.transpose(1, 2, 0) / 255, (*image.shape[1:], 3))
         at[0].imshow(shown, interpolation="nearest")
         _name(at[0], classes[label], "black")
-        for axes, looks in ((at[1], without), (at[2], with_)):
-            best = looks.probabilities[n].argmax()
-            _overlay(axes, shown, looks.maps[n])
-            share = f"{100 * looks.probabilities[n, best]:.0f} %"
+        for axes, one in zip(at[1:], looks.values(), strict=False):
+            best = one.probabilities[n].argmax()
+            _overlay(axes, shown, one.maps[n])
+            share = f"{100 * one.probabilities[n, best]:.0f} %"
             _name(axes, f"{_short(classes[best], 10)}: {share}", GREEN if best == label else VERMILION)
-    below = grid[-1, [0, 1, 2, 4, 5, 6][: 3 * len(images)]]
-    for axes, text in zip(below, ("image", "without prompt", "with prompt") * 2, strict=False):
+    below = grid[-1, [i for i in range(2 * each + 1) if i != each][: each * len(images)]]
+    for axes, text in zip(below, ("image", *looks) * 2, strict=False):
         axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
     return figure
 
