@@ -227,6 +227,13 @@ def test_only_adds_its_rows_to_the_table(promptfed, tmp_path):
     promptfed(*words, "avg")
     assert labels() == ["fedavg", "local"]
     assert "must be part of the label of a row" in promptfed(*words, "moon", code=1)
+    assert '--only = "moon" must' in promptfed(*words, "local", "--only", "moon", code=1)
+
+
+def test_only_may_be_given_several_times(promptfed, tmp_path):
+    words = ["compare", "--methods", "fedavg,local,fedper", "rounds=1", *TINY, "--out", "some"]
+    promptfed(*words, "--only", "avg", "--only", "per")
+    assert [row["label"] for row in json.loads((tmp_path / "some" / "table.json").read_text())] == ["fedavg", "fedper"]
 
 
 def test_only_the_last_of_processes_that_share_a_comparison_draws(promptfed, tmp_path):

@@ -71,7 +71,9 @@ def compare(
         str, typer.Option("--methods", help="comma-separated; default: the file's [[compare.rows]]")
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="comma-separated; default: the file's, or 0")] = "",
-    only: Annotated[str, typer.Option("--only", help="only rows whose label contains this")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="only rows whose label contains this; may be given several times")
+    ] = None,
     against: Annotated[
         str, typer.Option("--against", help="the row to compare the others with: differences and their intervals")
     ] = "",
@@ -94,7 +96,7 @@ def compare(
         with interruptible(again):
             preset, given, rows, each = str(searching.execute(wanted, console).file), {}, [], []
     plan = comparison.prepare(
-        preset, given, methods=rows, seeds=each, out=folder, mini=mini, only=only, against=against
+        preset, given, methods=rows, seeds=each, out=folder, mini=mini, only=only or (), against=against
     )
     jobs = plan.chosen
     if dry_run:

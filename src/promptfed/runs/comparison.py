@@ -227,12 +227,12 @@ def prepare(
     seeds: Sequence[int] = (),
     out: Path,
     mini: bool = False,
-    only: str = "",
+    only: str | Sequence[str] = (),
     against: str = "",
     federation: Federation | None = None,
 ) -> ComparisonPlan:
-    """Reads and checks everything before the first run. `only`: the rows whose label has this in it. `against`: the row
-    to which the tables have the differences of the others."""
+    """Reads and checks everything before the first run. `only`: the rows whose label has this, or one of these,
+    in it. `against`: the row to which the tables have the differences of the others."""
     source = C.read(preset) if preset else {}
     spec = shaped(source.get("compare", {}))
     common = api.common_tables(source, settings, federation)
@@ -242,14 +242,19 @@ def prepare(
     found = rows(spec, methods, seeds, small(source) if mini else None)
     common += [api.saved_split(out)] if federation else []
     jobs = plan(common, found, out, named(spec))
-    chosen = [job for job in jobs if only.lower() in job.row.label.lower()]
-    if not chosen:
-        labels = ", ".join(dict.fromkeys(job.row.label for job in jobs))
-        raise UserError(f'--only = "{only}" must be part of the label of a row ({labels})')
+    chosen = _choose(jobs, [only] if isinstance(only, str) else only)
     _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
     tuned = budget(spec, (job.row for job in jobs))  # without rows that cannot be run
     asked, told = wanted(spec, found), claims.read(spec)
     return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
+
+
+def _choose(jobs: list[Job], only: Sequence[str]) -> list[Job]:
+    for text in only:
+        if not any(text.lower() in job.row.label.lower() for job in jobs):
+            labels = ", ".join(dict.fromkeys(job.row.label for job in jobs))
+            raise UserError(f'--only = "{text}" must be part of the label of a row ({labels})')
+    return [job for job in jobs if not only or any(text.lower() in job.row.label.lower() for text in only)]
 
 
 def _check_against(against: str, names: Iterable[str]) -> None:
@@ -354,7 +359,7 @@ def compare(
     methods: Sequence[str | type[Method]] = (),
     seeds: Sequence[int] = (),
     out: str | Path,
-    only: str = "",
+    only: str | Sequence[str] = (),
     against: str = "",
     mini: bool = False,
     federation: Federation | None = None,
@@ -364,9 +369,9 @@ def compare(
 ) -> Compared:
     """Runs several methods and seeds on one partition; -> results by label, and tables in `out`. Methods are names or
     classes derived from Method; `dataset` may be a Dataset, and `federation` takes the place of dataset and partition.
-    `only`: run only rows whose label has this in it. `against`: the row whose paired differences to the others are in
-    the tables. `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row on validation
-    data, by so many trials. `progress` is shown on standard error and in notebooks.
+    `only`: run only rows whose label has this, or one of these, in it. `against`: the row whose paired differences to
+    the others are in the tables. `mini`: use the small scale of the file, its [mini] table. `tune`: first tune each row
+    on validation data, by so many trials. `progress` is shown on standard error and in notebooks.
 
     compare(methods=["pfedpt", "fedavg", "local"], seeds=[0, 1, 2], out="runs/mine", dataset="cifar10", rounds=50)
     """
