@@ -21,7 +21,7 @@ def run(accuracies: list[float], seed: int = 0, names: str = "abc", **more: Any)
     mean = sum(accuracies) / len(accuracies)
 
     def stage(less: float) -> dict[str, Any]:
-        local = {"mean": mean - less, "std": 0.0, "worst": min(accuracies) - less, "weighted": 0.25}
+        local = {"mean": mean - less, "std": 0.12, "worst": min(accuracies) - less, "weighted": 0.25}
         return {"local": local, "global": mean - less, "macro_f1": 0.33, "val": None, "clients": 3, "clustering": 0.6}
 
     clients = [{"client": i, "accuracy": a, "n_test": 10} for i, a in enumerate(accuracies)]
@@ -60,6 +60,7 @@ def shown_in(what: Any) -> str:
         ("worst_of_last_10", "40.0"),
         ("global_of_last_10", "60.0"),
         ("weighted", "25.0"),
+        ("spread", "12.0"),
         ("clustering", "60.0"),
         ("diff", "-20.0"),
         ("parameters_up", "7,680"),

@@ -13,6 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from ..errors import UserError
 from ..report import marks, style
+from ..runs import statistics
 from ..seeding import rng
 from . import Found, Options
 from .opened import Opened, unprompted
@@ -43,6 +44,14 @@ def _label_shares(opened: Opened, clients: list[int]) -> np.ndarray:
     """Label distributions of the clients' training data, (clients, classes)."""
     counts = opened.federation.label_counts("train")[clients]
     return np.asarray(counts / counts.sum(1, keepdims=True).clip(1))
+
+
+def _apart(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """The mean difference over clients, with its interval where there are several."""
+    values = (ours - theirs)[None]
+    found = statistics.interval(values, np.ones(len(ours)))
+    limits = f" [{found.low:+.2f}, {found.high:+.2f}]" if found else ""
+    return f"difference {values.mean():+.2f}{limits}"
 
 
 def _columns(opened: Opened, **shares: np.ndarray) -> dict[str, float]:
@@ -116,10 +125,11 @@ def colours(opened: Opened, options: Options) -> Found:
     ]
     text = (
         f"Cosine of a client's mean prediction on {len(samples)} pure colours with label distributions: "
-        f"{own.mean():.2f} with its own, {others.mean():.2f} with other clients' (means over {len(clients)} clients)."
+        f"{own.mean():.2f} with its own, {others.mean():.2f} with other clients' (means over {len(clients)} clients; "
+        f"{_apart(own, others)})."
     )
     if prompted:
-        text += f" Without the prompt: {bare_own.mean():.2f} with its own."
+        text += f" Without the prompt: {bare_own.mean():.2f} with its own ({_apart(bare_own, own)})."
     kinds = {"own labels": (style.BLUE, own), "others' labels, mean": (style.LIGHT, others)}
     besides: marks.Besides = ("own labels, without the prompt", "point", bare_own.tolist())
     chart = marks.bars(opened.names(clients), kinds, "cosine similarity", besides if prompted else None)
@@ -162,13 +172,13 @@ def leakage(opened: Opened, options: Options) -> Found:
     text = (
         f"Cosine of a client's label distribution with the mean prediction of its upload on {len(index)} test images, "
         f"all classes weighted equally: {seen.mean():.2f} (mean over {len(clients)} clients); a uniform guess reaches "
-        f"{blind.mean():.2f}."
+        f"{blind.mean():.2f} ({_apart(blind, seen)})."
     )
     kinds = {"from the upload": (style.VERMILION, seen)}
     roles = {method.tuning.role(name) for name in method.kept(init)}
     if roles:
         hidden = f"its private {' and '.join(sorted('prompt' if role == 'private' else role for role in roles))}"
-        text += f" With {hidden}, which is never sent: {whole.mean():.2f}."
+        text += f" With {hidden}, which is never sent: {whole.mean():.2f} ({_apart(whole, seen)})."
         kinds[f"with {hidden}"] = (style.LIGHT, whole)
     x = "cosine similarity of inferred and true label distribution"
     chart = marks.bars(opened.names(clients), kinds, x, ("uniform guess", "tick", blind.tolist()))

@@ -26,6 +26,7 @@ SHOWN = {
     "macro_f1": ("local F1", "macro F1 in %, mean over clients"),
     "global_macro_f1": ("global F1", "macro F1 in %, all clients' test data"),
     "weighted": ("weighted", "accuracy in %, mean over all clients' test samples"),
+    "spread": ("spread", "standard deviation over clients of their accuracies in %"),
     "local_of_last_10": ("local, last 10", "accuracy in %, local: mean over clients and the last ten rounds"),
     "worst_of_last_10": ("worst, last 10", "accuracy in %, worst client, mean of the last ten rounds"),
     "global_of_last_10": ("global, last 10", "accuracy in %, all clients' test data, mean of the last ten rounds"),
@@ -119,6 +120,7 @@ def measured(runs: Sequence[Numbers]) -> dict[str, Any]:
     domains, unseen = [_by_domain(run) for run in runs], [accuracies(run) for run in runs]
     found = {
         "weighted": over_seeds(last, "local", "weighted"),
+        "spread": over_seeds(last, "local", "std"),
         "local_of_last_10": over_seeds(ten, "local", "mean"),
         "worst_of_last_10": over_seeds(ten, "local", "worst"),
         "global_of_last_10": over_seeds(ten, "global"),
