@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +36,11 @@ def cos(a: np.ndarray, b: np.ndarray) -> float:
 
 def columns(row: dict[str, str], start: str) -> np.ndarray:
     return np.array([float(value) for key, value in row.items() if key.startswith(f"{start} ")])
+
+
+def differences(caption: Path) -> list[float]:
+    """The differences that a caption tells; each is in its interval."""
+    text = json.loads(caption.read_text())["text"]
+    found = re.findall(r"difference ([+-][.\d]+) \[([+-][.\d]+), ([+-][.\d]+)\]", text)
+    assert all(float(low) <= float(mean) <= float(high) for mean, low, high in found)
+    return [float(mean) for mean, _, _ in found]

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from analysed import columns, cos, made
+from analysed import columns, cos, differences, made
 
 from promptfed import analysis
 from promptfed.analysis import Options, labels
 from promptfed.analysis.labels import pure
 from promptfed.analysis.opened import Opened
 from promptfed.clients.frozen import normalisation
+
+KEYS = ("own", "others", "own_without_prompt")
 
 
 def test_pure_colours():
@@ -54,3 +56,7 @@ def test_similarity_of_predicted_classes_and_own_labels(finished, tmp_path):
         bare = opened.model.classify(params, opened.model.features(params, x)).softmax(1).mean(0).numpy()
         assert float(row["similarity_own_without_prompt"]) == pytest.approx(cos(bare, own[client]), abs=1e-5)
     opened.close()
+    ours, others, bare = (np.array([float(row[f"similarity_{key}"]) for row in rows]) for key in KEYS)
+    assert differences(tmp_path / "colours-labels.json") == pytest.approx(
+        [(ours - others).mean(), (bare - ours).mean()], abs=0.006
+    )

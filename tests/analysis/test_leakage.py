@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analysed import columns, cos, made
+from analysed import columns, cos, differences, made
 
 from promptfed.analysis.labels import inferred
 from promptfed.analysis.opened import Opened
 from promptfed.clients.wire import unpack
 from promptfed.runs import build
 from promptfed.runs import config as C
+
+KEYS = ("upload", "uniform", "complete")
 
 
 def uploads(folder: Path, out: Path) -> dict[int, dict[str, torch.Tensor]]:
@@ -48,6 +50,10 @@ def test_leakage_is_that_of_what_is_uploaded(finished, tmp_path, name):
         same = row["similarity_complete"] == row["similarity_upload"]
         assert same is (name == "fedavg")  # which has nothing private
     opened.close()
+    seen, blind, whole = (np.array([float(row[f"similarity_{key}"]) for row in rows]) for key in KEYS)
+    means = [(blind - seen).mean(), (whole - seen).mean()]
+    told = differences(tmp_path / "out" / "leakage.json")
+    assert told == pytest.approx(means if name == "pfedpt" else means[:1], abs=0.006)
 
 
 def test_every_class_counts_alike():
