@@ -19,7 +19,7 @@ from promptfed.method import Method
 from promptfed.methods import ALIASES, METHODS, create
 from promptfed.methods.overview import REFERENCES, family
 from promptfed.runs import comparison, tables
-from promptfed.runs.cells import mean_of, percent, size
+from promptfed.runs.cells import count, mean_of, percent, size
 from promptfed.runs.protocols import PROTOCOLS, UNSEEN, Protocol, wanted
 from promptfed.runs.sheets import Sheet, markdown
 from promptfed.tuning import Family
@@ -43,7 +43,9 @@ domains that are left out in turn), with rates chosen on validation data of the 
 Accuracy in % on test data, of the models as the server sends them after the last round; ±: sample deviation over seeds,
 as in all tables, none with one seed; who holds which images stays the same. local: mean over clients, each on its own
 test data; worst: the worst client; global: all clients' test data; newcomers: local of clients that never trained;
-bytes: per client and round, both ways.
+bytes: per client and round, both ways; passes: training samples drawn in all. Every file has one epoch per round, but a
+method that trains its parts one after the other draws more: `pfedpt` twice as many, `fedrep` six times (its head first,
+for five epochs). There is no row of FedAvg with as many passes.
 """
 EMPTY = "\nThere are no results yet.\n"
 NEWCOMERS = "newcomers"
@@ -215,7 +217,7 @@ def lines(
     entries: Sequence[Entry], keys: Sequence[str], numbers: Callable[[Entry], Mapping[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads, and a line for each group and each row in it."""
-    heads, found, group = ("method", "models", "seeds", *keys, "bytes"), [], ""
+    heads, found, group = ("method", "models", "seeds", *keys, "bytes", "passes"), [], ""
     for one in entries:
         if one.group != group:
             group = one.group
@@ -223,7 +225,7 @@ def lines(
         row = one.row
         scores = (percent(numbers(one).get(key)) for key in keys)
         label = one.label + " (no update used)" * bool(row.get("unused"))
-        found.append((label, row["models"], str(row["seeds"]), *scores, size(row["bytes"])))
+        found.append((label, row["models"], str(row["seeds"]), *scores, size(row["bytes"]), count(row["passes"])))
     return heads, found
 
 

@@ -97,10 +97,11 @@ def test_proportional_negatives() -> None:
 
 
 def test_negatives_as_in_the_paper() -> None:
-    """Raw .5 | -.1 -.4. gamma = .5 / .1 = 5: f = .5, .5, 2. Bounded: f = .5, .5, .125."""
+    """Raw .5 | -.1 -.4, as in docs/methods/dp2fl.md. gamma = .5 / .1 = 5: f = .5, .5, 2. Bounded: f = .5, .5, .125."""
     given: dict[str, Any] = {"losses": [0.5, 1.1, 1.4], "alpha": 1.5}
     assert local(**given, rule="paper") == pytest.approx([1 / 6, 1 / 6, 2 / 3])
     assert local(**given) == pytest.approx([4 / 9, 4 / 9, 1 / 9])
+    assert local(**given, rule="proportional", gamma=0.1) == pytest.approx([0.5 / 0.55, 0.01 / 0.55, 0.04 / 0.55])
     # m is the lowest of the positive ones: raw .5 .2 | -.1, gamma = 2
     assert local([0.5, 0.8, 1.1], rule="paper") == pytest.approx([5 / 9, 2 / 9, 2 / 9])
     # A loss of exactly L has raw weight 0, and weighs nothing.

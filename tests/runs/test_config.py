@@ -63,8 +63,22 @@ def test_published_settings_of_pfedpt():
     t = m.tuning
     assert (t.prompt, t.prompt_size, t.prompt_epochs, t.prompt_lr, t.joint) == ("padding", 4, 5, 1.0, False)
     assert (config.rounds, config.fraction, config.partition.partition.clients) == (150, 0.2, 50)
-    code = C.make(api.without_compare(C.read("pfedpt-code"))).method.method
-    assert (code.lr, code.tuning.prompt_momentum, code.tuning.prompt_size) == (0.05, 0.5, 2)
+
+
+def test_settings_of_pfedpt_in_its_authors_code():
+    table = C.read("pfedpt-code")
+    config = C.make(api.without_compare(table))
+    m, t = config.method.method, config.method.method.tuning
+    assert (m.epochs, m.lr, m.batch_size, m.momentum) == (5, 0.05, 16, 0)
+    assert (t.prompt_momentum, t.keep_momentum, t.prompt_size, t.prompt_epochs, t.prompt_lr) == (0.5, True, 2, 5, 1.0)
+    assert table["compare"]["show"] == ["weighted"]
+    babu = C.make(C.read("fedbabu-code"))
+    assert (babu.method.method.lr, babu.method.method.finetune_epochs) == (0.05, 1)
+    for code in (config, babu):
+        p = code.partition.partition
+        assert (code.partition.name, p.alpha, p.clients, p.min_samples, p.capped) == ("dirichlet", 0.3, 50, 8, True)
+        assert (p.split, code.dataset.splits, code.backbone.name) == ((0.75, 0.0, 0.25), "all", "cnn-code")
+        assert (code.rounds, code.fraction) == (150, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_fedavg_has_the_passes_of_the_most_expensive_row(source: str | Path, sma
 
 
 def test_no_comparison_on_all_weights_is_forgotten() -> None:
-    """Leaderboards give every row one epoch, and say so; the runs behind figures are not compared."""
+    """Leaderboards show the passes of each row instead; the runs behind figures are not compared."""
     found = set()
     for path in sorted((ROOT / "experiments").glob("*/*.toml")):
         if path.parent.name != "leaderboard" and path.stem != "figures":
