@@ -56,11 +56,11 @@ def test_the_command(finished, tmp_path):
     assert done.exit_code == 0, done.output
     assert {file.stem for file in (folder / "analysis").glob("*.png")} == {"attention", "leakage", "variation"}
     assert "drift left out: " in done.output
-    for client in ("client-1", "1"):  # by name and by number
+    for client, whose in (("client-1", "1"), ("1", "1"), ("all", "0123")):  # by name and by number
         where = ["--client", client, "--images", "5", "--out", str(tmp_path / "elsewhere")]
         some = CliRunner().invoke(app, [str(folder), "leakage", *where])
         assert some.exit_code == 0, some.output
-        assert {row["client"] for row in read(tmp_path / "elsewhere" / "leakage.csv")} == {"1"}
+        assert {row["client"] for row in read(tmp_path / "elsewhere" / "leakage.csv")} == set(whose)
     failed = CliRunner().invoke(app, [str(folder), "drift"])
     assert isinstance(failed.exception, UserError)
 

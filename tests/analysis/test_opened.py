@@ -52,6 +52,7 @@ def test_clients_that_are_asked_for(finished):
     opened = Opened(finished("pfedpt"))
     assert opened.chosen(Options()) == [0, 1, 2, 3]
     assert opened.chosen(Options(), most=3) == [0, 2, 3]  # evenly spread, from first to last
+    assert opened.chosen(Options(everyone=True), most=3) == [0, 1, 2, 3]
     assert opened.chosen(Options((2, 1))) == [2, 1]
     with pytest.raises(UserError, match="--client = 7 must be 0 to 3"):
         opened.chosen(Options((7,)))

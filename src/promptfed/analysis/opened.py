@@ -72,7 +72,7 @@ class Opened(Run):
                 raise UserError(f"--client = {client} must be {known}")
         if not able:
             raise UserError(f"no client has a model and {words}")
-        return list(options.clients) or thin(able, most)
+        return list(options.clients) or (able if options.everyone else thin(able, most))
 
     def after_local(self, client: int) -> tuple[Work, Params]:
         """The client, and its parameters after one more round of local training, which is sent to nobody."""

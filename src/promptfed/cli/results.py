@@ -128,14 +128,18 @@ def analyse(
     out: Annotated[Path | None, typer.Option("--out", help="where to write (default: RUN/analysis)")] = None,
     client: Annotated[
         list[str] | None,
-        typer.Option("--client", help="whose models, by number or site; may be given several times (default: some)"),
+        typer.Option(
+            "--client", help="whose models, by number or site, or all; may be given several times (default: some)"
+        ),
     ] = None,
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="how many: shown, of pure colours, or of each class")
     ] = None,
 ) -> None:
     """Make pictures, tables and captions of what a finished run, or a comparison, has learnt."""
-    made = make(run, names or (), out, Options(tuple(map(opened.Run(run).number, client or ())), images))
+    everyone = client == ["all"]
+    named = tuple(map(opened.Run(run).number, client or ())) if not everyone else ()
+    made = make(run, names or (), out, Options(named, images, everyone))
     for name, files in made.files.items():
         console.print(f"{name}: {', '.join(str(file) for file in files)}", soft_wrap=True)
     for name, why in made.left_out.items():
