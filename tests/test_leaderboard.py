@@ -62,17 +62,17 @@ def name_of(method):
 def test_methods_are_grouped_by_what_they_tune_and_ranked():
     _, text = page([MEASURED]).split("## office-caltech10-96, domain, 4 clients\n")
     labels = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line.startswith("| ")]
-    assert labels[2:16] == [
+    assert labels[2:18] == [
         "*prompt tokens of a vision transformer*",
-        *("SGPT", "FedVPT"),  # one model for all, by global accuracy
+        *("SGPT", "FedVPT", "SGPT, 20 rounds"),  # one model for all, by global accuracy
         *("pFedPG, AdaIN", "pFedPG, average", "FedVPT, own heads", "Local VPT", "pFedPG, MLP", "pFedPG, P_base"),
-        *("pFedPG", "FedVPT-D, own heads"),
+        *("pFedPG", "FedVPT-D, own heads, 20 rounds", "FedVPT-D, own heads"),
         "*a head or attention on frozen features*",
         *("Head-Tune", "Local head"),
     ]
     assert "| Head-Tune | one | 3 | 86.1 ±0.8 | 77.0 ±2.7 | 89.9 ±0.6 | 17.5 kB | 4 k |" in text
-    assert "- Backbones: facebook/deit-tiny-patch16-224. Rounds: 10.\n- Tuned: 3 trials per row" in text
-    assert "Results of 2026-11-18, commit 2ba62e4; of 2026-11-18, commit 7b74171: pFedPG, FedAvg, equal passes." in text
+    assert "- Backbones: facebook/deit-tiny-patch16-224. Rounds: 10, 20.\n- Tuned: 3 trials per row" in text
+    assert "Results of 2026-11-18, commit 2ba62e4; of 2026-11-18, commit 7b74171: pFedPG, FedAvg, equal passes, " in text
 
 
 def test_the_page_begins_with_the_first_of_each_kind_of_models():
