@@ -72,7 +72,9 @@ def test_methods_are_grouped_by_what_they_tune_and_ranked():
     ]
     assert "| Head-Tune | one | 3 | 86.1 ±0.8 | 77.0 ±2.7 | 89.9 ±0.6 | 17.5 kB | 4 k |" in text
     assert "- Backbones: facebook/deit-tiny-patch16-224. Rounds: 10, 20.\n- Tuned: 3 trials per row" in text
-    assert "Results of 2026-11-18, commit 2ba62e4; of 2026-11-18, commit 7b74171: pFedPG, FedAvg, equal passes, " in text
+    assert (
+        "Results of 2026-11-18, commit 2ba62e4; of 2026-11-18, commit 7b74171: pFedPG, FedAvg, equal passes, " in text
+    )
 
 
 def test_the_page_begins_with_the_first_of_each_kind_of_models():
