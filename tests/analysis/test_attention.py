@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from analysed import made
+from analysed import differences, made, read
 from torch.nn import functional as F
 
 from promptfed import UserError, models
 from promptfed.analysis import Options
-from promptfed.analysis.attention import attention_map, different, grad_cam, look
+from promptfed.analysis.attention import attention_map, different, grad_cam, look, prompted, share
 from promptfed.analysis.opened import Opened
+from promptfed.methods import create
 from promptfed.models.base import Model
 from promptfed.phases import Batch
 from promptfed.tuning import Full
@@ -58,6 +59,36 @@ def test_attention_is_that_of_the_tokens_that_are_read():
     weights = (scores / scores.sum(-1, keepdims=True)).mean((1, 2))[0]
     np.testing.assert_allclose(maps[0], weights[4:].reshape(2, 3))
     np.testing.assert_allclose(prompt, [weights[1:4].sum()])
+
+
+def test_the_share_of_a_map_on_a_part_of_the_image():
+    area = np.zeros((2, 4), bool)
+    area[:, :2] = True
+    maps = np.array([[[3.0, 3.0, 1.0, 1.0]] * 2, [[0.0] * 4] * 2])
+    np.testing.assert_allclose(share(maps, area), [6 / 8, np.nan])
+    # Enlarged from one row of two cells, bilinear: 4, 3.25, 1.75, 1 in each row.
+    np.testing.assert_allclose(share(np.array([[[4.0, 1.0]]]), area), [7.25 / 10])
+
+
+def test_where_a_prompt_lies_on_the_image():
+    model = models.build("cnn", (3, 16, 16), 2, 0)
+    frame = np.ones((16, 16), bool)
+    frame[2:-2, 2:-2] = False
+    assert np.array_equal(prompted(model, create("pfedpt", {"prompt_size": 2}).tuning), frame)
+    patch = np.zeros((16, 16), bool)
+    patch[:3, :3] = True
+    assert np.array_equal(prompted(model, create("pfedpt", {"prompt": "fixed-patch", "prompt_size": 3}).tuning), patch)
+    assert prompted(model, create("pfedpt", {"prompt": "random-patch"}).tuning) is None
+    assert prompted(model, create("fedavg").tuning) is None
+
+
+def test_attention_on_the_prompt_of_all_clients(finished, tmp_path):
+    made(finished("pfedpt"), "attention", tmp_path, Options(everyone=True, images=4))
+    shares = read(tmp_path / "attention-clients.csv")
+    assert [row["client"] for row in shares] == ["0", "1", "2", "3"]
+    means = [np.mean([float(row[f"on_prompt_{name}"]) for row in shares]) for name in ("with", "without")]
+    assert all(0 < mean < 1 for mean in means)
+    assert differences(tmp_path / "attention.json") == pytest.approx([means[0] - means[1]], abs=0.006)
 
 
 def test_images_of_different_classes_come_first():

@@ -19,13 +19,17 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..errors import UserError
+from ..methods import layers
 from ..models import CLIP, Model, ViT
 from ..params import Params
 from ..phases import Batch, Context
 from ..report import images as pictures
 from ..report.style import GREEN, VERMILION
+from ..runs import statistics
+from ..seeding import torch_rng
 from ..training import CHUNK
 from ..tuning import Tuning
+from ..tunings.pixels import Pixels
 from . import Found, Options
 from .opened import Opened
 
@@ -98,19 +102,13 @@ def grad_cam(score: Tensor, layer: Tensor) -> np.ndarray:
 
 
 def attention(opened: Opened, options: Options) -> Found:
+    """The first client's maps are drawn; the share of attention on a prompt on pixels is told for all clients."""
     method = opened.config.method.name
     if opened.mixes:
         raise UserError(f'attention: "{method}" mixes several models, each with attention of its own')
-    client = opened.chosen(options, "test", 1)[0]
-    work, params = opened.own(client)
-    bare = opened.bare(work, params)
-    data = opened.federation.dataset
-    index = different(data.labels, opened.federation.sites[client].test, min(options.images or IMAGES, CHUNK))
-    batch, ctx = next(opened.batches(work, opened.samples(data.images[index])))
-    batch = batch._replace(y=torch.from_numpy(data.labels[index]).to(batch.y.device))
-    own = opened.method.tuning
-    tunings = {"attention": own} if bare is None else {"without": bare, "with": own}
-    looks = {name: look(tuning, opened.model, params, batch, ctx) for name, tuning in tunings.items()}
+    clients, data = opened.chosen(options, "test", 1), opened.federation.dataset
+    found = {client: _of(opened, client, options.images or IMAGES) for client in clients}
+    (client, (index, looks)), bare = next(iter(found.items())), "attention" in next(iter(found.values()))[1]
     last = list(looks.values())[-1]
     rows = [
         {
@@ -118,7 +116,7 @@ def attention(opened: Opened, options: Options) -> Found:
             "image": int(index[n]),
             "label": data.classes[data.labels[index[n]]],
             **{
-                "predicted" if bare is None else f"predicted_{name}": data.classes[one.probabilities[n].argmax()]
+                "predicted" if bare else f"predicted_{name}": data.classes[one.probabilities[n].argmax()]
                 for name, one in looks.items()
             },
             "attention_to_prompt": float(last.prompt[n]),
@@ -132,11 +130,67 @@ def attention(opened: Opened, options: Options) -> Found:
     text = f"{where[0].upper()}{where[1:]} on test images of client {client}. Each map is scaled to its own maximum."
     if last.prompt.any():
         text += f" With the prompt, {100 * last.prompt.mean():.0f} % of the attention goes to prompt tokens."
-    shown = {name if bare is None else f"{name} prompt": one for name, one in looks.items()}
+    area = prompted(opened.model, opened.method.tuning)
+    more = {}
+    if area is not None and not bare:
+        more["clients"] = shares = _on_prompt(found, area)
+        text += _told(shares, float(area.mean()))
+    shown = {name if bare else f"{name} prompt": one for name, one in looks.items()}
     figure = draw(data.classes, data.images[index], data.labels[index], shown)
     pictures.title(figure, f"{opened.title}\n{where}, client {client}")
-    compared = "" if bare is None else ", without and with the prompt"
-    return Found(figure, rows, f"What client {client} attends to{compared}", text)
+    compared = "" if bare else ", without and with the prompt"
+    return Found(figure, rows, f"What client {client} attends to{compared}", text, more)
+
+
+def _of(opened: Opened, client: int, images: int) -> tuple[np.ndarray, dict[str, Looks]]:
+    """Some of its test images, and where its model looks on them: without and with the prompt, if there is one."""
+    data = opened.federation.dataset
+    work, params = opened.own(client)
+    bare, own = opened.bare(work, params), opened.method.tuning
+    index = different(data.labels, opened.federation.sites[client].test, min(images, CHUNK))
+    batch, ctx = next(opened.batches(work, opened.samples(data.images[index])))
+    batch = batch._replace(y=torch.from_numpy(data.labels[index]).to(batch.y.device))
+    tunings = {"attention": own} if bare is None else {"without": bare, "with": own}
+    return index, {name: look(tuning, opened.model, params, batch, ctx) for name, tuning in tunings.items()}
+
+
+def prompted(model: Model, tuning: Tuning) -> np.ndarray | None:
+    """Where a prompt lies on the image (H, W), if on pixels and always on the same."""
+    found: list[object] = [*layers(tuning)]
+    for layer in found:
+        if isinstance(layer, Pixels) and not layer.draws:
+            ones = {name: torch.ones_like(p) for name, p in layer.pixels(model, torch_rng(0, "area")).items()}
+            return np.asarray(layer.canvas(model, ones, torch.zeros(2))[0].numpy() > 0)
+    return None
+
+
+def share(maps: np.ndarray, area: np.ndarray) -> np.ndarray:
+    """Of each map, enlarged to the image, how much lies there (B,); NaN of a map that is zero everywhere."""
+    large = F.interpolate(torch.from_numpy(maps)[:, None], size=area.shape, mode="bilinear")[:, 0].numpy()
+    whole = large.sum((1, 2))
+    return np.asarray((large * area).sum((1, 2)) / np.where(whole, whole, np.nan))
+
+
+def _on_prompt(found: dict[int, tuple[np.ndarray, dict[str, Looks]]], area: np.ndarray) -> list[dict[str, float]]:
+    """Means over a client's images; only images that have a map with and without the prompt."""
+    rows: list[dict[str, float]] = []
+    for client, (_, looks) in found.items():
+        both = np.stack([share(looks[name].maps, area) for name in ("with", "without")])  # (2, B)
+        if (both := both[:, np.isfinite(both).all(0)]).size:
+            means = both.mean(1)
+            rows.append({"client": client, "on_prompt_with": float(means[0]), "on_prompt_without": float(means[1])})
+    return rows
+
+
+def _told(shares: list[dict[str, float]], area: float) -> str:
+    if not shares:
+        return ""
+    ours, bare = (np.array([row[f"on_prompt_{name}"] for row in shares]) for name in ("with", "without"))
+    whose = f"mean over {len(shares)} clients" if len(shares) > 1 else f"client {shares[0]['client']}"
+    return (
+        f" Share of it on the prompt's pixels, which are {area:.2f} of the image: {ours.mean():.2f} with the prompt, "
+        f"{bare.mean():.2f} without ({whose}; difference {statistics.over_clients(ours - bare, '+.2f')})."
+    )
 
 
 def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:

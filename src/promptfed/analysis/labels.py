@@ -47,11 +47,7 @@ def _label_shares(opened: Opened, clients: list[int]) -> np.ndarray:
 
 
 def _apart(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """The mean difference over clients, with its interval where there are several."""
-    values = (ours - theirs)[None]
-    found = statistics.interval(values, np.ones(len(ours)))
-    limits = f" [{found.low:+.2f}, {found.high:+.2f}]" if found else ""
-    return f"difference {values.mean():+.2f}{limits}"
+    return f"difference {statistics.over_clients(ours - theirs, '+.2f')}"
 
 
 def _columns(opened: Opened, **shares: np.ndarray) -> dict[str, float]:

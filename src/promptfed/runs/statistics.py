@@ -175,6 +175,12 @@ def interval(
     return Difference(mean, low, high, seeds, clients, column)
 
 
+def over_clients(values: np.ndarray, form: str = ".2f") -> str:
+    """The mean of one number per client, with its interval where there are several."""
+    found = interval(values[None], np.ones(len(values)))
+    return f"{values.mean():{form}}" + (f" [{found.low:{form}}, {found.high:{form}}]" if found else "")
+
+
 def _scores(numbers: Numbers, stage: str, apart: bool) -> dict[int, tuple[int, float]]:
     """Client -> its test samples and accuracy in the last evaluated round. `apart`: on all clients' test data, where a
     model that all clients share has one accuracy for all."""
