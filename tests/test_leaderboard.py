@@ -1,6 +1,7 @@
 """scripts/leaderboard.py, on results that are kept with the experiments, and the files it is meant for."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -43,16 +44,21 @@ def test_a_file_has_every_method_of_the_catalogue(path):
     rows = given["compare"]["rows"]
     labels = [row.get("label", row["method"]) for row in rows]
     assert len(labels) == len(set(labels))
-    assert {label.split("+")[0] for label in labels} <= {*METHODS, *ALIASES}
+    assert {method_of(label) for label in labels} <= {*METHODS, *ALIASES}
     for column in given["compare"].get("columns", [{}]):
         asked = wanted({**given["eval"], **column.get("eval", {})}).values()
         present = {
-            label.split("+")[0]
+            method_of(label)
             for label, row in zip(labels, rows, strict=True)
             if column.get("label") in row.get("columns", [column.get("label")])
             and not any(one.why_not(create(name_of(row["method"]))) for one in asked)
         }
         assert present >= {name for name in (*METHODS, *ALIASES) if not any(one.why_not(create(name)) for one in asked)}
+
+
+def method_of(label):
+    """`fedavg` of `fedavg+head` and of `fedavg, 2 epochs`."""
+    return re.split(r"[+,]", label)[0]
 
 
 def name_of(method):

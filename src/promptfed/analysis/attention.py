@@ -108,7 +108,8 @@ def attention(opened: Opened, options: Options) -> Found:
         raise UserError(f'attention: "{method}" mixes several models, each with attention of its own')
     clients, data = opened.chosen(options, "test", 1), opened.federation.dataset
     found = {client: _of(opened, client, options.images or IMAGES) for client in clients}
-    (client, (index, looks)), bare = next(iter(found.items())), "attention" in next(iter(found.values()))[1]
+    client, (index, looks) = next(iter(found.items()))
+    bare = "attention" in looks
     last = list(looks.values())[-1]
     rows = [
         {
