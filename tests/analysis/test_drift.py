@@ -4,9 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from analysed import made
 
 from promptfed.analysis import Options
+from promptfed.analysis.drift import settling
 
 
 def recorded(folder: Path, out: Path) -> Path:
@@ -33,3 +35,16 @@ def test_drift_is_what_rounds_say(finished, tmp_path):
     text = json.loads((tmp_path / "analysis" / "drift.json").read_text())["text"]
     assert "private 2 in round 1, 0.5 in round 2" in text  # means
     assert len(made(folder, "drift", tmp_path / "analysis", Options((2,)))) == 2
+
+
+def test_the_last_third_is_compared_with_the_second_client_by_client():
+    moved = {1: (9.0, 9.0), 2: (9.0, 9.0), 3: (2.0, 3.0), 4: (4.0, 3.0), 5: (1.0, None), 6: (2.0, 2.5)}
+    rows = [
+        {"round": round, "client": client, "value": value}
+        for round, values in moved.items()
+        for client, value in enumerate(values)
+        if value is not None
+    ]
+    (text,) = settling(rows)
+    assert float(text.split()[0]) == pytest.approx(-1.0)  # of -1.5 and -0.5
+    assert settling([{"round": 2, "client": 0, "value": 1.0}]) == []
