@@ -15,17 +15,17 @@ from promptfed.methods.sgpt.features import SharedGroup
 def test_the_query_is_cls_of_the_model_without_prompts() -> None:
     x = whole().x
     h = MODEL.embed(W, x)
-    behind = []
+    after = []
     for i in range(DEPTH):
         h = MODEL.block(W, f"body.blocks.{i}", h)
-        behind.append(h[:, 0])
+        after.append(h[:, 0])
     queries = {
         (): MODEL.features(W, x),
-        (("query", 3),): behind[2],
-        (("query", 3), ("query_norm", True)): MODEL.norm(W, behind[2]),
-        (("query", 3), ("query_norm", True), ("query_relu", True)): MODEL.norm(W, behind[2]).clamp(min=0),
+        (("query", 3),): MODEL.norm(W, after[2]),
+        (("query", 3), ("query_norm", False)): after[2],
+        (("query", 3), ("query_relu", True)): MODEL.norm(W, after[2]).clamp(min=0),
         (("query_relu", True),): MODEL.features(W, x).clamp(min=0),
-        (("query", DEPTH),): behind[-1],
+        (("query", DEPTH), ("query_norm", False)): after[-1],
     }
     names = set()
     for settings, expected in queries.items():

@@ -18,10 +18,12 @@ from ...tunings.heads import LinearHead
 class Keys(LinearHead):
     groups: int = Field(20, ge=1, description="number of groups (G)")
     query: Literal["last"] | int = Field(
-        "last", description="layers whose cls is compared with the keys: all, with the final norm, or a number of them"
+        "last", description="layers whose cls is compared with the keys: all, or a number of them"
     )
     query_norm: bool = Field(
-        False, description="also apply the final norm to a query of fewer layers (the authors' code)"
+        True,
+        description="apply the final norm to the query, also if it is of fewer layers (the authors' code); without it, "
+        "such queries are nearly parallel and may all select one group",
     )
     query_relu: bool = Field(False, description="apply a ReLU to the query (the authors' code)")
 
@@ -40,7 +42,7 @@ class Keys(LinearHead):
         layers, norm = self.asked(vit)
         if (layers, norm, self.query_relu) == (vit.depth, True, False):
             return FEATURES  # the same numbers: one entry of the cache
-        return f"query: cls behind {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
+        return f"query: cls after {layers} layers{', final norm' * norm}{', ReLU' * self.query_relu}"
 
     def frozen(self, model: Model, x: Tensor) -> Params:
         """The query h(x) (B, width), of the model without prompts."""
