@@ -17,7 +17,7 @@ OF_ALL_WEIGHTS = (
     "pfedpt/[tf]*[0-9].toml",
     "pfedpg/table[123].toml",
     "sgpt/table2.toml",
-    "evidence/cifar10-pfedpt.toml",
+    "evidence/cifar10-[ps]*.toml",
     "evidence/office-domain.toml",
 )
 PAPER = sorted(path for pattern in OF_ALL_WEIGHTS for path in (ROOT / "experiments").glob(pattern))

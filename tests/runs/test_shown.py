@@ -170,5 +170,9 @@ def test_a_comparison_with_a_view_trains_once_and_is_read_back(tmp_path: Path) -
     assert result["server"]["prompt_rms"] > 0
     assert "on the server: prompt rms" in shown_in(tables.outcome(result))
     assert comparison.read(out).table == found.table
+    against_the_view = comparison.read(out, "P_base").table[0]["against"]
+    assert against_the_view["row"] == "P_base"
+    assert against_the_view["mean"] == pytest.approx(found.table[0]["local"]["mean"] - found.table[1]["local"]["mean"])
+    assert comparison.prepare(file, {}, out=out, against="P_base").against == "P_base"
     again = copy.deepcopy(comparison.execute(comparison.prepare(file, {}, out=out)).table)
     assert again == found.table

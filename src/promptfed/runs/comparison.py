@@ -243,9 +243,9 @@ def prepare(
     common += [api.saved_split(out)] if federation else []
     jobs = plan(common, found, out, named(spec))
     chosen = _choose(jobs, [only] if isinstance(only, str) else only)
-    _check_against(against, (job.row.place[0] or job.row.label for job in jobs))
     tuned = budget(spec, (job.row for job in jobs))  # without rows that cannot be run
     asked, told = wanted(spec, found), claims.read(spec)
+    _check_against(against, (row.place[0] or row.label for row in (*(job.row for job in jobs), *asked.views)))
     return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
 
 
@@ -274,7 +274,7 @@ def execute(plan: ComparisonPlan, watch: Watch = lambda number, job: nullcontext
     aside = {job.folder for job in plan.jobs} - {job.folder for job in chosen}
     results, missing = collect(plan.jobs, aside | {job.folder for job, _ in failed})
     notes = "; ".join(filter(None, (scale(plan.jobs, results, plan.file), plan.budget)))
-    if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in results}:
+    if plan.against and plan.against not in {plan.layout.get(label, (label,))[0] for label in plan.asked.seen(results)}:
         warnings.warn(f'--against = "{plan.against}" is not done: there are no differences to it', stacklevel=2)
     rows = tables.save(results, plan.folder, plan.layout, notes, plan.against, plan.asked) if results else []
     return Outcome(results, rows, failed, missing)
@@ -349,7 +349,7 @@ def read(folder: Path, against: str = "") -> Compared:
         raise UserError(f'"{folder}" is not the folder of a comparison: its table cannot be read') from None
     if not results:
         raise UserError(f'"{folder}" has no finished run')
-    _check_against(against, (places.get(label, (label,))[0] for label in results))
+    _check_against(against, (places.get(label, (label,))[0] for label in asked.seen(results)))
     return Compared(results, tables.table(results, places, scale, against, asked))
 
 
