@@ -6,7 +6,6 @@ import re
 import runpy
 import subprocess
 import sys
-from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 
@@ -19,13 +18,9 @@ from promptfed import methods, models
 from promptfed.cli.listing import LISTS
 from promptfed.cli.main import app
 from promptfed.data import PARTITIONS
-from promptfed.runs import comparison
 from promptfed.runs import config as C
-from promptfed.runs.shown import Asked
-from promptfed.runs.statistics import difference
 
 ROOT = Path(__file__).parents[1]
-EVIDENCE = ROOT / "experiments" / "evidence" / "README.md"
 DIFFERENCE = r"[-+][\d.]+ \[[-+][\d.]+, [-+][\d.]+\]"
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
@@ -169,24 +164,6 @@ def test_differences_in_the_readme_are_those_of_make_run():
     ):
         assert verdicts.pop(label) == verdict
     assert set(verdicts) == {"prompts"}
-
-
-def test_differences_on_photos_are_those_that_are_kept():
-    """In README.md and in the page of the evidence: each is of two rows of one of the kept comparisons."""
-    found = set()
-    for kept in (ROOT / "experiments" / "evidence").glob("*/results.jsonl"):
-        compared = comparison.read(kept.parent)
-        seen = Asked.told(compared.table).seen(compared)  # with views of other stages
-        rows = {label: [run.numbers for run in runs] for label, runs in seen.items()}
-        for ours, theirs in combinations(rows.values(), 2):
-            pairs = [difference(ours, theirs, column) for column in ("local", "global", "trained", "newcomers")]
-            found |= {points(pair.mean, pair.low, pair.high) for pair in pairs if pair}
-            found |= {points(-pair.mean, -pair.high, -pair.low) for pair in pairs if pair}
-    texts = (ROOT / "README.md").read_text().split("On photos")[1], EVIDENCE.read_text()
-    for text, least in zip(texts, (8, 60), strict=True):
-        shown = re.findall(DIFFERENCE, text)
-        assert len(shown) >= least
-        assert set(shown) <= found, set(shown) - found
 
 
 def points(mean: float, low: float, high: float) -> str:

@@ -1,5 +1,7 @@
 """Where a model looks: Grad-CAM and attention against NumPy, and both on runs."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,24 @@ def test_attention_on_the_prompt_of_all_clients(finished, tmp_path):
     means = [np.mean([float(row[f"on_prompt_{name}"]) for row in shares]) for name in ("with", "without")]
     assert all(0 < mean < 1 for mean in means)
     assert differences(tmp_path / "attention.json") == pytest.approx([means[0] - means[1]], abs=0.006)
+
+
+def test_images_of_one_class(finished, tmp_path):
+    """pFedPT's Fig. 12."""
+    folder = finished("pfedpt")
+    with closing(Opened(folder)) as opened:
+        data, test = opened.federation.dataset, opened.federation.sites[1].test
+        count = np.bincount(data.labels[test], minlength=len(data.classes))
+    most, none = (data.classes[i] for i in (count.argmax(), count.argmin()))
+    made(folder, "attention", tmp_path, Options((1,), label=most))
+    rows = read(tmp_path / "attention.csv")
+    assert {row["label"] for row in rows} == {most}
+    assert len({row["image"] for row in rows}) == min(6, count.max())
+    with pytest.raises(UserError, match='--class = "cat" is unknown'):
+        made(folder, "attention", tmp_path, Options((1,), label="cat"))
+    assert count.min() == 0
+    with pytest.raises(UserError, match=f'--class = "{none}": client 1 has no test image of this class'):
+        made(folder, "attention", tmp_path, Options((1,), label=none))
 
 
 def test_images_of_different_classes_come_first():

@@ -45,7 +45,6 @@ def test_every_table_has_a_file() -> None:
 INSTEAD: dict[str, dict[str, Any]] = {
     "clip-tin32": {"backbone.name": "clip-mini"},
     "clip-deit-tiny": {"backbone.name": "clip-mini", "dataset.size": 32},
-    "facebook/deit-tiny-patch16-224": {"backbone.name": "vit-mini", "dataset.size": 32},
 }
 
 
@@ -126,6 +125,13 @@ def test_published_numbers() -> None:
     assert sgpt.trained == sgpt.up == 140_644
     assert (sgpt.clients, sgpt.a_round, sgpt.rounds) == (100, 5, 60)
     assert sgpt.passes == 50_000 // 100 * 5 * 60 * 10  # the official training set, two blocks of five epochs
+    head, keys = 76_900, 20 * 768
+    layers = {"s=10": (3, 3), "s=50": (5, 2)}  # of shared and of group prompts
+    for column, (shared, group) in layers.items():
+        assert one("sgpt/table1.toml", f"FedVPT, CIFAR-100, {column}").trained == head + 768
+        prompts = (shared + 20 * group) * 768
+        assert one("sgpt/table1.toml", f"SGPT, CIFAR-100, {column}").trained == head + keys + prompts
+    assert one("sgpt/table3.toml", "shared only").trained == head + 12 * 768  # FedVPT-D
     assert one("pfedpg/table1.toml", "pFedPG, Office-Caltech10").up == 7_680
     assert one("pfedpg/table1.toml", "FedVPT-D, Office-Caltech10").up == 9_216
     assert one("pfedpg/table1.toml", "FedAvg, Office-Caltech10").up == 85_806_346

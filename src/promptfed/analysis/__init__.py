@@ -30,6 +30,7 @@ class Options:
     clients: tuple[int, ...] = ()  # whose models; empty: a sample of all
     images: int | None = None  # how many; None: the analysis's default
     everyone: bool = False  # if no clients are named: all of them, in place of a sample
+    label: str = ""  # only images of this class
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 from ..methods import layers
 from ..models import CLIP, Model, ViT
 from ..params import Params
@@ -107,7 +107,7 @@ def attention(opened: Opened, options: Options) -> Found:
     if opened.mixes:
         raise UserError(f'attention: "{method}" mixes several models, each with attention of its own')
     clients, data = opened.chosen(options, "test", 1), opened.federation.dataset
-    found = {client: _of(opened, client, options.images or IMAGES) for client in clients}
+    found = {client: _of(opened, client, options) for client in clients}
     client, (index, looks) = next(iter(found.items()))
     bare = "attention" in looks
     last = list(looks.values())[-1]
@@ -143,12 +143,12 @@ def attention(opened: Opened, options: Options) -> Found:
     return Found(figure, rows, f"What client {client} attends to{compared}", text, more)
 
 
-def _of(opened: Opened, client: int, images: int) -> tuple[np.ndarray, dict[str, Looks]]:
+def _of(opened: Opened, client: int, options: Options) -> tuple[np.ndarray, dict[str, Looks]]:
     """Some of its test images, and where its model looks on them: without and with the prompt, if there is one."""
     data = opened.federation.dataset
     work, params = opened.own(client)
     bare, own = opened.bare(work, params), opened.method.tuning
-    index = different(data.labels, opened.federation.sites[client].test, min(images, CHUNK))
+    index = different(data.labels, of_class(opened, client, options.label), min(options.images or IMAGES, CHUNK))
     batch, ctx = next(opened.batches(work, opened.samples(data.images[index])))
     batch = batch._replace(y=torch.from_numpy(data.labels[index]).to(batch.y.device))
     tunings = {"attention": own} if bare is None else {"without": bare, "with": own}
@@ -192,6 +192,22 @@ def _told(shares: list[dict[str, float]], area: float) -> str:
         f" Share of it on the prompt's pixels, which are {area:.2f} of the image: {ours.mean():.2f} with the prompt, "
         f"{bare.mean():.2f} without ({whose}; difference {statistics.over_clients(ours - bare, '+.2f')})."
     )
+
+
+def of_class(opened: Opened, client: int, label: str) -> np.ndarray:
+    """The client's test images; with a label, those of this class."""
+    data, sites = opened.federation.dataset, opened.federation.sites
+    index: np.ndarray = np.asarray(sites[client].test)
+    if not label:
+        return index
+    if label not in data.classes:
+        raise unknown("--class", label, data.classes)
+    wanted = data.labels == data.classes.index(label)
+    if not wanted[index].any():
+        having = [str(i) for i, site in enumerate(sites) if wanted[site.test].any()]
+        allowed = f"--client {' or '.join(having)}" if having else "no client has one"
+        raise UserError(f'--class = "{label}": client {client} has no test image of this class ({allowed})')
+    return np.asarray(index[wanted[index]])
 
 
 def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:

@@ -135,11 +135,12 @@ def analyse(
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="how many: shown, of pure colours, or of each class")
     ] = None,
+    label: Annotated[str, typer.Option("--class", metavar="NAME", help="only images of this class (attention)")] = "",
 ) -> None:
     """Make pictures, tables and captions of what a finished run, or a comparison, has learnt."""
     everyone = client == ["all"]
     named = tuple(map(opened.Run(run).number, client or ())) if not everyone else ()
-    made = make(run, names or (), out, Options(named, images, everyone))
+    made = make(run, names or (), out, Options(named, images, everyone, label))
     for name, files in made.files.items():
         console.print(f"{name}: {', '.join(str(file) for file in files)}", soft_wrap=True)
     for name, why in made.left_out.items():

@@ -245,7 +245,8 @@ def prepare(
     chosen = _choose(jobs, [only] if isinstance(only, str) else only)
     tuned = budget(spec, (job.row for job in jobs))  # without rows that cannot be run
     asked, told = wanted(spec, found), claims.read(spec)
-    _check_against(against, (row.place[0] or row.label for row in (*(job.row for job in jobs), *asked.views)))
+    trained, seen = [job.row for job in jobs], asked.views
+    _check_against(against, [one.place[0] or one.label for each in (trained, seen) for one in each])
     return ComparisonPlan(jobs, chosen, out, str(preset or ""), tuned, federation, against, asked, told)
 
 

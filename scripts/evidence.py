@@ -1,0 +1,143 @@
+"""Fills the tables of experiments/evidence/README.md and the table of claims in README.md, from the kept results and
+scripts/evidence.toml, which says which rows decide which claim.
+
+A block of a page begins with <!-- evidence: NAME --> and ends with <!-- end -->. NAME is "claims", "claims in short"
+or the name of one of [[tables]].
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from promptfed.runs import comparison
+from promptfed.runs.cells import count, percent, points
+from promptfed.runs.shown import Asked
+from promptfed.runs.statistics import Difference, difference
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "experiments" / "evidence"
+PAGES = (KEPT / "README.md", ROOT / "README.md")
+GIVEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+FOUND, OPEN, NOT = "found", "cannot be told", "not found"
+ONE_SEED = "¹"  # after a number
+Table = list[Sequence[str]]
+
+
+@cache
+def kept(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The rows of a kept table, and result.json of their runs, by label; with views."""
+    compared = comparison.read(KEPT / name)
+    seen = Asked.told(compared.table).seen(compared)
+    return {row["label"]: row for row in compared.table}, {
+        label: [run.numbers for run in runs] for label, runs in seen.items()
+    }
+
+
+def between(name: str, ours: str, theirs: str, column: str) -> Difference:
+    runs = kept(name)[1]
+    for label in (ours, theirs):
+        if label not in runs:
+            raise SystemExit(f'{name} has no row "{label}"')
+    found = difference(runs[ours], runs[theirs], column)
+    if found is None:
+        raise SystemExit(f'{name}: "{ours}" and "{theirs}" cannot be compared by {column}')
+    return found
+
+
+def shown(found: Difference) -> str:
+    """In bold if it is told apart from zero."""
+    text = f"{points(found.mean)} [{points(found.low)}, {points(found.high)}]"
+    bold = f"**{text}**" if not found.low <= 0 <= found.high else text
+    return bold + ONE_SEED * (found.seeds == 1)
+
+
+# ---- claims
+
+
+def verdict(differences: Iterable[Difference], within: float = 0.0) -> str:
+    """Of a claim that a method is ahead in all of them, or level, `within` so many points."""
+    words = [_level(found, within / 100) if within else found.word for found in differences]
+    ahead, behind = words.count("ahead"), words.count("behind")
+    if len(words) in (ahead, behind):
+        return FOUND if ahead else NOT
+    parts = [f"{word} in {n} of {len(words)}" for word, n in ((FOUND, ahead), (NOT, behind)) if n]
+    return ", ".join(parts) or OPEN
+
+
+def _level(found: Difference, limit: float) -> str:
+    if -limit < found.low <= found.high < limit:
+        return "ahead"
+    return "behind" if found.low > limit or found.high < -limit else ""
+
+
+def claim(given: Mapping[str, Any], text: str) -> Sequence[str]:
+    """A line of the table: the claim, the verdict and the numbers that decide it."""
+    pairs = [(between(*pair[:4]), " ".join(pair[4:])) for pair in given.get("pairs", ())]
+    numbers = [f"{words}: {shown(found)}".removeprefix(": ") for found, words in pairs]
+    told = given.get("verdict") or verdict((found for found, _ in pairs), given.get("within", 0.0))
+    return text, f"*{told}*", "; ".join([*numbers, *filter(None, [given.get("numbers")])])
+
+
+def claims(short: bool) -> Table:
+    lines: Table = [("method", "claim", "here", "difference to the other row, in points"), ("---",) * 4]
+    last = ""
+    for given in GIVEN["claims"]:
+        if short and "short" not in given:
+            continue
+        text = given["short"] if short else f"{given['claim']} ({given['of']})"
+        lines.append((given["paper"] * (given["paper"] != last), *claim(given, text)))
+        last = given["paper"]
+    return lines
+
+
+# ---- tables of accuracies
+
+
+def cell(column: Mapping[str, Any], label: str) -> str:
+    """A number of a row, or its difference to another row."""
+    rows, runs = kept(column["in"])
+    if label not in rows or label == column.get("than"):
+        return ""
+    if "than" in column:
+        return shown(between(column["in"], label, column["than"], column["by"]))
+    value = rows[label].get(column["show"])
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return count(value)
+    return percent(value).removesuffix(" ±0.0") + ONE_SEED * (len(runs[label]) == 1)
+
+
+def table(given: Mapping[str, Any]) -> Table:
+    """Best row first, except for `last`, which come at the end."""
+    columns, names = given["columns"], given.get("names", {})
+
+    def rank(label: str) -> float:
+        return -next(float(kept(c["in"])[0][label][c["show"]]["mean"]) for c in columns if label in kept(c["in"])[0])
+
+    labels = [*sorted(given["rows"], key=rank), *given.get("last", [])]
+    lines = [(names.get(label, label), *(cell(column, label) for column in columns)) for label in labels]
+    return [("", *(column["head"] for column in columns)), ("---", *["---:"] * len(columns)), *lines]
+
+
+# ---- pages
+
+
+def filled(page: Path) -> str:
+    """The page with its blocks as they should be."""
+    tables = {given["name"]: given for given in GIVEN["tables"]}
+
+    def block(found: re.Match[str]) -> str:
+        name = found[2]
+        lines = claims(name != "claims") if name.startswith("claims") else table(tables[name])
+        return found[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + found[3]
+
+    return re.sub(r"(<!-- evidence: (.*?) -->\n).*?(<!-- end -->)", block, page.read_text(), flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(filled(page))

@@ -1,0 +1,76 @@
+"""scripts/evidence.py: what is said of the papers' claims follows from the kept results."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from promptfed.runs.statistics import Difference
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = runpy.run_path(str(ROOT / "scripts" / "evidence.py"))
+DIFFERENCE = r"[-+][\d.]+ \[[-+][\d.]+, [-+][\d.]+\]"
+BLOCK = r"<!-- evidence: .*?<!-- end -->"
+
+
+def told(low: float, high: float, seeds: int = 3) -> Difference:
+    return Difference((low + high) / 2, low, high, seeds, clients=5)
+
+
+@pytest.mark.parametrize("page", EVIDENCE["PAGES"], ids=lambda page: page.parent.name)
+def test_pages_have_the_tables_that_the_kept_results_make(page):
+    text = page.read_text()
+    assert text == EVIDENCE["filled"](page)
+    blocks = re.findall(BLOCK, text, re.DOTALL)
+    assert blocks
+    assert all(len(re.findall(DIFFERENCE, block)) >= 3 for block in blocks if "60 rounds" not in block)
+
+
+def test_intervals_on_photos_stand_in_tables_only():
+    """Where the kept results make them."""
+    evidence, readme = (re.sub(BLOCK, "", page.read_text(), flags=re.DOTALL) for page in EVIDENCE["PAGES"])
+    assert not re.findall(DIFFERENCE, evidence)
+    assert not re.findall(DIFFERENCE, readme.split("On photos")[1])
+
+
+def test_every_table_and_claim_is_shown():
+    named = re.findall(r"<!-- evidence: (.*?) -->", EVIDENCE["PAGES"][0].read_text())
+    assert sorted(named) == sorted(["claims", *(table["name"] for table in EVIDENCE["GIVEN"]["tables"])])
+    assert {claim["paper"] for claim in EVIDENCE["GIVEN"]["claims"]} == {"pFedPT", "SGPT", "ATPFL", "pFedPG", "DP2FL"}
+    for claim in EVIDENCE["GIVEN"]["claims"]:
+        assert ("pairs" in claim) != ("verdict" in claim), claim["claim"]
+        assert "verdict" not in claim or "numbers" in claim
+
+
+@pytest.mark.parametrize(
+    ("intervals", "word"),
+    [
+        ([(0.01, 0.03)], "found"),
+        ([(0.01, 0.03), (0.02, 0.03)], "found"),
+        ([(-0.03, -0.01)], "not found"),
+        ([(-0.01, 0.03)], "cannot be told"),
+        ([(-0.01, 0.03), (0.01, 0.03)], "found in 1 of 2"),
+        ([(-0.01, 0.03), (-0.03, -0.01), (0.01, 0.03)], "found in 1 of 3, not found in 1 of 3"),
+    ],
+)
+def test_the_verdict_follows_from_the_intervals(intervals, word):
+    assert EVIDENCE["verdict"](told(*each) for each in intervals) == word
+
+
+def test_a_row_is_level_with_another_if_the_whole_interval_is_within_the_limit():
+    near, far = told(-0.004, 0.009), told(0.004, 0.011)
+    assert EVIDENCE["verdict"]([near], within=1) == "found"
+    assert EVIDENCE["verdict"]([far], within=1) == "cannot be told"
+    assert EVIDENCE["verdict"]([near, far], within=1) == "found in 1 of 2"
+    assert EVIDENCE["verdict"]([told(0.011, 0.02)], within=1) == "not found"
+
+
+def test_a_difference_is_bold_if_it_is_told_apart_and_marked_if_it_has_one_seed():
+    assert EVIDENCE["shown"](told(0.01, 0.03)) == "**+2.0 [+1.0, +3.0]**"
+    assert EVIDENCE["shown"](told(-0.01, 0.03, seeds=1)) == "+1.0 [-1.0, +3.0]¹"
+
+
+def test_a_row_that_is_not_kept_is_named():
+    with pytest.raises(SystemExit, match='office-domain has no row "SGTP"'):
+        EVIDENCE["between"]("office-domain", "pFedPG", "SGTP", "local")
