@@ -45,7 +45,7 @@ as in all tables, none with one seed; who holds which images stays the same. loc
 test data; worst: the worst client; global: all clients' test data; newcomers: local of clients that never trained;
 bytes: per client and round, both ways; passes: training samples drawn in all. Every file has one epoch per round, but a
 method that trains its parts one after the other draws more: `pfedpt` twice as many, `fedrep` six times (its head first,
-for five epochs). There is no row of FedAvg with as many passes.
+for five epochs). `fedavg, 2 epochs` and `fedavg, 6 epochs` draw as many.
 """
 EMPTY = "\nThere are no results yet.\n"
 NEWCOMERS = "newcomers"
