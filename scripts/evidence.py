@@ -1,8 +1,8 @@
-"""Fills the tables of experiments/evidence/README.md and the table of claims in README.md, from the kept results and
+"""Fills the tables of experiments/evidence/README.md and draws docs/images/claims.svg, from the kept results and
 scripts/evidence.toml, which says which rows decide which claim.
 
-A block of a page begins with <!-- evidence: NAME --> and ends with <!-- end -->. NAME is "claims", "claims in short"
-or the name of one of [[tables]].
+A block of the page begins with <!-- evidence: NAME --> and ends with <!-- end -->. NAME is "claims" or the name of one
+of [[tables]].
 """
 
 import re
@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from promptfed.report.claims import draw_differences
 from promptfed.runs import comparison
 from promptfed.runs.cells import count, percent, points
 from promptfed.runs.shown import Asked
@@ -19,7 +20,8 @@ from promptfed.runs.statistics import Difference, difference
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "experiments" / "evidence"
-PAGES = (KEPT / "README.md", ROOT / "README.md")
+PAGE = KEPT / "README.md"
+PICTURE = ROOT / "docs" / "images" / "claims.svg"
 GIVEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 FOUND, OPEN, NOT = "found", "cannot be told", "not found"
 ONE_SEED = "¹"  # after a number
@@ -73,24 +75,34 @@ def _level(found: Difference, limit: float) -> str:
     return "behind" if found.low > limit or found.high < -limit else ""
 
 
-def claim(given: Mapping[str, Any], text: str) -> Sequence[str]:
-    """A line of the table: the claim, the verdict and the numbers that decide it."""
+def claim(given: Mapping[str, Any]) -> Sequence[str]:
+    """The claim, the verdict and the numbers that decide it."""
     pairs = [(between(*pair[:4]), " ".join(pair[4:])) for pair in given.get("pairs", ())]
     numbers = [f"{words}: {shown(found)}".removeprefix(": ") for found, words in pairs]
     told = given.get("verdict") or verdict((found for found, _ in pairs), given.get("within", 0.0))
-    return text, f"*{told}*", "; ".join([*numbers, *filter(None, [given.get("numbers")])])
+    return (
+        f"{given['claim']} ({given['of']})",
+        f"*{told}*",
+        "; ".join([*numbers, *filter(None, [given.get("numbers")])]),
+    )
 
 
-def claims(short: bool) -> Table:
+def claims() -> Table:
     lines: Table = [("method", "claim", "here", "difference to the other row, in points"), ("---",) * 4]
     last = ""
     for given in GIVEN["claims"]:
-        if short and "short" not in given:
-            continue
-        text = given["short"] if short else f"{given['claim']} ({given['of']})"
-        lines.append((given["paper"] * (given["paper"] != last), *claim(given, text)))
+        lines.append((given["paper"] * (given["paper"] != last), *claim(given)))
         last = given["paper"]
     return lines
+
+
+def panels() -> dict[str, dict[str, Difference]]:
+    """Of the picture: the differences that decide the claims with a short name, by paper."""
+    found: dict[str, dict[str, Difference]] = {}
+    for given in GIVEN["claims"]:
+        for pair in given["pairs"] if "short" in given else ():
+            found.setdefault(given["paper"], {})[": ".join([given["short"], *pair[4:]])] = between(*pair[:4])
+    return found
 
 
 # ---- tables of accuracies
@@ -123,21 +135,20 @@ def table(given: Mapping[str, Any]) -> Table:
     return [("", *(column["head"] for column in columns)), ("---", *["---:"] * len(columns)), *lines]
 
 
-# ---- pages
+# ---- the page
 
 
-def filled(page: Path) -> str:
+def filled(text: str) -> str:
     """The page with its blocks as they should be."""
     tables = {given["name"]: given for given in GIVEN["tables"]}
 
     def block(found: re.Match[str]) -> str:
-        name = found[2]
-        lines = claims(name != "claims") if name.startswith("claims") else table(tables[name])
+        lines = claims() if found[2] == "claims" else table(tables[found[2]])
         return found[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + found[3]
 
-    return re.sub(r"(<!-- evidence: (.*?) -->\n).*?(<!-- end -->)", block, page.read_text(), flags=re.DOTALL)
+    return re.sub(r"(<!-- evidence: (.*?) -->\n).*?(<!-- end -->)", block, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(filled(page))
+    PAGE.write_text(filled(PAGE.read_text()))
+    draw_differences(panels(), PICTURE, room=270)
