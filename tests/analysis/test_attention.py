@@ -109,6 +109,8 @@ def test_images_of_one_class(finished, tmp_path):
     assert count.min() == 0
     with pytest.raises(UserError, match=f'--class = "{none}": client 1 has no test image of this class'):
         made(folder, "attention", tmp_path, Options((1,), label=none))
+    made(folder, "attention", tmp_path, Options(label=none))  # of the first client that has one
+    assert {(row["label"], row["client"] != "1") for row in read(tmp_path / "attention.csv")} == {(none, True)}
 
 
 def test_images_of_different_classes_come_first():

@@ -7,7 +7,7 @@ CNN: Grad-CAM of the last convolution for the image's own class (Selvaraju et al
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ def attention(opened: Opened, options: Options) -> Found:
     method = opened.config.method.name
     if opened.mixes:
         raise UserError(f'attention: "{method}" mixes several models, each with attention of its own')
-    clients, data = opened.chosen(options, "test", 1), opened.federation.dataset
+    clients, data = who(opened, options), opened.federation.dataset
     found = {client: _of(opened, client, options) for client in clients}
     client, (index, looks) = next(iter(found.items()))
     bare = "attention" in looks
@@ -194,20 +194,26 @@ def _told(shares: list[dict[str, float]], area: float) -> str:
     )
 
 
+def who(opened: Opened, options: Options) -> list[int]:
+    """The clients that are looked at: those with images of the class that is asked for, unless they are named."""
+    if not options.label:
+        return opened.chosen(options, "test", 1)
+    named = opened.chosen(replace(options, everyone=True), "test")
+    having = [client for client in named if len(of_class(opened, client, options.label))]
+    missing = [client for client in options.clients if client not in having]
+    if missing or not having:
+        about = f"client {missing[0]} has no" if missing else "no client has a"
+        raise UserError(f'--class = "{options.label}": {about} test image of this class')
+    return having if options.clients or options.everyone else having[:1]
+
+
 def of_class(opened: Opened, client: int, label: str) -> np.ndarray:
     """The client's test images; with a label, those of this class."""
-    data, sites = opened.federation.dataset, opened.federation.sites
-    index: np.ndarray = np.asarray(sites[client].test)
-    if not label:
-        return index
-    if label not in data.classes:
+    data = opened.federation.dataset
+    index: np.ndarray = np.asarray(opened.federation.sites[client].test)
+    if label and label not in data.classes:
         raise unknown("--class", label, data.classes)
-    wanted = data.labels == data.classes.index(label)
-    if not wanted[index].any():
-        having = [str(i) for i, site in enumerate(sites) if wanted[site.test].any()]
-        allowed = f"--client {' or '.join(having)}" if having else "no client has one"
-        raise UserError(f'--class = "{label}": client {client} has no test image of this class ({allowed})')
-    return np.asarray(index[wanted[index]])
+    return np.asarray(index[data.labels[index] == data.classes.index(label)]) if label else index
 
 
 def different(labels: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
@@ -235,9 +241,10 @@ def draw(classes: tuple[str, ...], images: np.ndarray, labels: np.ndarray, looks
             _overlay(axes, shown, one.maps[n])
             share = f"{100 * one.probabilities[n, best]:.0f} %"
             _name(axes, f"{_short(classes[best], 10)}: {share}", GREEN if best == label else VERMILION)
-    below = grid[-1, [i for i in range(2 * each + 1) if i != each][: each * len(images)]]
-    for axes, text in zip(below, ("image", *looks) * 2, strict=False):
-        axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
+    for half in range(min(2, len(images))):
+        below = grid[(len(images) - 1 - half) // 2, (each + 1) * half :]
+        for axes, text in zip(below, ("image", *looks), strict=False):
+            axes.text(0.5, -0.06, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color="0.3")
     return figure
 
 
