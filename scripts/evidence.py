@@ -81,14 +81,14 @@ def claim(given: Mapping[str, Any]) -> Sequence[str]:
     numbers = [f"{words}: {shown(found)}".removeprefix(": ") for found, words in pairs]
     told = given.get("verdict") or verdict((found for found, _ in pairs), given.get("within", 0.0))
     return (
-        f"{given['claim']} ({given['of']})",
+        f"{given['claim']} ({given.get('of', 'not in the paper')})",
         f"*{told}*",
         "; ".join([*numbers, *filter(None, [given.get("numbers")])]),
     )
 
 
 def claims() -> Table:
-    lines: Table = [("method", "claim", "here", "difference to the other row, in points"), ("---",) * 4]
+    lines: Table = [("method", "claim", "verdict", "difference, in points"), ("---",) * 4]
     last = ""
     for given in GIVEN["claims"]:
         lines.append((given["paper"] * (given["paper"] != last), *claim(given)))
@@ -151,4 +151,4 @@ def filled(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text()))
-    draw_differences(panels(), PICTURE, room=270)
+    draw_differences(panels(), PICTURE, room=270, line=17)

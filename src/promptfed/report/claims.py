@@ -19,20 +19,26 @@ def draw_claims(verdicts: Sequence[Verdict], path: Path) -> Path:
     return draw_differences(panels, path)
 
 
-def draw_differences(panels: Mapping[str, Mapping[str, Difference]], path: Path, room: int = 170) -> Path:
-    """A panel for each title, with a line for each name; `room`: for the names, in pixels."""
+def draw_differences(
+    panels: Mapping[str, Mapping[str, Difference]], path: Path, room: int = 170, line: int = 24
+) -> Path:
+    """A panel for each title, with a line for each name; `room` for the names and a `line`'s height, in pixels."""
+    one = any(found.seeds == 1 for each in panels.values() for found in each.values())
     title = alt.TitleParams(
-        "Each method against its own baselines",
-        subtitle="difference in points of accuracy, 95 % interval over seeds and clients",
+        "Each method against others",
+        subtitle="difference in points of accuracy, 95 % interval over seeds and clients" + "; hollow: one seed" * one,
     )
-    *_, last = panels
-    drawn = alt.vconcat(*(_panel(name, panels[name], name == last, room) for name in panels), spacing=6)
+    last = [*panels][-1:]
+    drawn = alt.vconcat(*(_panel(name, panels[name], name in last, room, line) for name in panels), spacing=6)
     return style.save(drawn.resolve_scale(x="shared").properties(title=title), path)
 
 
-def _panel(title: str, differences: Mapping[str, Difference], last: bool, room: int) -> style.Chart:
+def _panel(title: str, differences: Mapping[str, Difference], last: bool, room: int, height: int) -> style.Chart:
     rows = [
-        {"row": row, "mean": 100 * found.mean, "low": 100 * found.low, "high": 100 * found.high, "word": found.word}
+        {
+            **{"row": row, "mean": 100 * found.mean, "low": 100 * found.low, "high": 100 * found.high},
+            **{"word": found.word, "one_seed": found.seeds == 1},
+        }
         for row, found in differences.items()
     ]
     y = alt.Y("row:N", sort=None, title=None, axis=alt.Axis(labelLimit=room + 50, minExtent=room))
@@ -41,5 +47,6 @@ def _panel(title: str, differences: Mapping[str, Difference], last: bool, room: 
     base = data(rows).encode(y=y, color=colour)
     zero = data([{"zero": 0}]).mark_rule(color=GREY).encode(x="zero:Q")
     line = base.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q")
-    dot = base.mark_circle(size=70, opacity=1).encode(x="mean:Q")
-    return alt.layer(zero, line, dot).properties(title=title, width=style.WIDTH, height=24 * len(rows))
+    hollow = alt.condition("datum.one_seed", alt.value("white"), colour)
+    dot = base.mark_point(size=60, opacity=1).encode(x="mean:Q", fill=hollow)
+    return alt.layer(zero, line, dot).properties(title=title, width=style.WIDTH, height=height * len(rows))

@@ -56,7 +56,7 @@ def percent(spread: Mapping[str, Any] | None) -> str:
 
 def points(difference: float | None) -> str:
     """0.031 -> +3.1"""
-    return "-" if difference is None else f"{100 * difference:+.1f}"
+    return "-" if difference is None else f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0: no -0.0
 
 
 def size(n: float) -> str:
