@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TOOLS := build/tools/bin
 
-.PHONY: run test lint docs leaderboard slow bench sbom audit clean
+.PHONY: run test lint docs leaderboard evidence slow bench sbom audit clean
 
 # What five papers claim of their methods, on embedded data and models. Two processes share the runs, then the results are
 # shown; a line is printed for every second run.
@@ -31,6 +31,10 @@ docs: $(STAMP)
 # docs/leaderboard.md, from the results that are kept in experiments/leaderboard.
 leaderboard: $(STAMP)
 	$(BIN)/python scripts/leaderboard.py
+
+# The tables of experiments/evidence/README.md and docs/images/claims.svg, from the results that are kept beside that page.
+evidence: $(STAMP)
+	$(BIN)/python scripts/evidence.py
 
 slow: $(STAMP)
 	$(BIN)/pytest -m slow
