@@ -151,4 +151,4 @@ def filled(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text()))
-    draw_differences(panels(), PICTURE, room=270, line=17)
+    draw_differences(panels(), PICTURE, "Each method against others, on photos", room=270, line=17)

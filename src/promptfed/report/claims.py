@@ -16,21 +16,21 @@ _COLOURS = {"ahead": BLUE, "cannot be told apart": GREY, "behind": VERMILION}
 
 def draw_claims(verdicts: Sequence[Verdict], path: Path) -> Path:
     panels = {f"{each.claim.column}: the claim {each.word}": each.differences for each in verdicts if each.differences}
-    return draw_differences(panels, path)
+    return draw_differences(panels, path, "Each method against its own baselines")
 
 
 def draw_differences(
-    panels: Mapping[str, Mapping[str, Difference]], path: Path, room: int = 170, line: int = 24
+    panels: Mapping[str, Mapping[str, Difference]], path: Path, title: str, room: int = 170, line: int = 24
 ) -> Path:
     """A panel for each title, with a line for each name; `room` for the names and a `line`'s height, in pixels."""
     one = any(found.seeds == 1 for each in panels.values() for found in each.values())
-    title = alt.TitleParams(
-        "Each method against others",
+    head = alt.TitleParams(
+        title,
         subtitle="difference in points of accuracy, 95 % interval over seeds and clients" + "; hollow: one seed" * one,
     )
     last = [*panels][-1:]
     drawn = alt.vconcat(*(_panel(name, panels[name], name in last, room, line) for name in panels), spacing=6)
-    return style.save(drawn.resolve_scale(x="shared").properties(title=title), path)
+    return style.save(drawn.resolve_scale(x="shared").properties(title=head), path)
 
 
 def _panel(title: str, differences: Mapping[str, Difference], last: bool, room: int, height: int) -> style.Chart:
