@@ -38,6 +38,8 @@ def test_the_picture_shows_the_differences_that_decide():
     drawn = re.findall(r'aria-label="mean: ([^;]+); row: ([^;]+); word: ([^"]+)"', EVIDENCE["PICTURE"].read_text())
     panels = EVIDENCE["panels"]()
     assert len(panels) == 5
+    chosen = [claim for claim in EVIDENCE["GIVEN"]["claims"] if "short" in claim]
+    assert sum(map(len, panels.values())) == sum(len(claim["pairs"]) for claim in chosen)  # no two have one name
     expected = [(name, found.word, 100 * found.mean) for each in panels.values() for name, found in each.items()]
     assert [(html.unescape(name), word) for _, name, word in drawn] == [one[:2] for one in expected]
     assert [float(mean.replace("−", "-")) for mean, _, _ in drawn] == pytest.approx(
