@@ -268,10 +268,50 @@ def test_a_search_chooses_by_validation_accuracy_and_is_resumed_and_compared(tmp
 
     with pytest.raises(UserError, match=r'another comparison: its row "head-tune" has another rounds: 2, not 3'):
         tune(methods=rows, trials=4, out=out, **{**TINY, "rounds": 3})
-    with pytest.raises(UserError, match=r'another comparison: its row "local" is only in this one'):
-        tune(methods=[*rows, "local"], trials=4, out=out, **TINY)
+    with pytest.raises(UserError, match=r'another comparison: its row "local\+head" is not in this one'):
+        tune(methods=["head-tune"], trials=4, out=out, **TINY)
     with pytest.raises(UserError, match="--trials = 2 must be at least the 4"):
         tune(methods=rows, trials=2, out=out, **TINY)
     (out / T.ABOUT).unlink()
     with pytest.raises(UserError, match="holds something else than this search"):
         tune(methods=rows, trials=4, out=out, **TINY)
+
+
+def test_rows_can_be_added_to_a_search_and_searched_by_themselves(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows = ["head-tune", "local+head", "class-mean"]
+    first = tune(methods=rows, only="head-t", trials=1, out=out, **TINY)
+    assert set(first.best) == {"head-tune"}
+    assert [path.name for path in out.iterdir() if path.is_dir()] == ["head-tune"]
+    results = compare(first.file, only="head-t", out=tmp_path / "compared")
+    assert {row["scale"] for row in results.table} == {"tuned: 1 trial per row on validation data"}
+
+    rows.append("fedprox+head")  # with another space, and it is not touched by the rows' trials that are there
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*/trial-*/rounds.jsonl")}
+    space = ["method.lr=0.02..0.02001"]
+    more = tune(methods=rows, only=["fedprox"], space=space, trials=1, out=out, **TINY)
+    assert set(more.best) == {"fedprox+head"}
+    assert all(file.stat().st_mtime_ns == time for file, time in before.items())
+    chosen = tomllib.loads(more.file.read_text())["compare"]["tuned"]["rows"]
+    assert chosen["head-tune"] == S.table(first.best["head-tune"].values)
+    assert chosen["fedprox+head"] == S.table(more.best["fedprox+head"].values)
+    results = compare(more.file, out=tmp_path / "compared")
+    scale = "tuned: 1 trial per row on validation data; not tuned: local+head, class-mean"
+    assert {row["scale"] for row in results.table} == {scale}
+
+    with pytest.raises(UserError, match=r"--trials = 2 must be 1, as for the rows that --only leaves out: head-tune$"):
+        tune(methods=rows, only=["fedprox"], space=space, trials=2, out=out, **TINY)
+    with pytest.raises(UserError, match=r'its row "head-tune" has another rounds: 2, not 3'):
+        tune(methods=rows, only=["fedprox"], space=space, trials=1, out=out, **{**TINY, "rounds": 3})
+    with pytest.raises(UserError, match=r'--only = "sgpt" must be part of the label of a row \(head-tune, '):
+        tune(methods=rows, only=["sgpt"], trials=1, out=out, **TINY)
+    with pytest.raises(UserError, match="no row trains anything"):
+        tune(methods=rows, only=["class-mean"], trials=1, out=out, **TINY)
+    assert tomllib.loads(more.file.read_text())["compare"]["tuned"]["rows"] == chosen
+
+
+def test_a_comparison_tunes_the_rows_that_it_runs(tmp_path: Path) -> None:
+    rows = ["head-tune", "local+head"]
+    assert set(compare(methods=rows, only="local", tune=1, out=tmp_path, **TINY)) == {"local+head"}
+    assert not (tmp_path / "tuning" / "head-tune").exists()
+    assert set(compare(methods=rows, tune=1, out=tmp_path, **TINY)) == {"head-tune", "local+head"}

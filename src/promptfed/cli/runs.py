@@ -26,6 +26,9 @@ else:
     claims, display, tables = map(lazy.Module, ("runs.claims", "runs.display", "runs.tables"))
 
 Mini = Annotated[bool, typer.Option("--mini", help="use the small scale of the file, its [mini] table")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", help="only rows whose label contains this; may be given several times")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="print the expected cost and stop; needs no data and no weights")
 ]
@@ -71,9 +74,7 @@ def compare(
         str, typer.Option("--methods", help="comma-separated; default: the file's [[compare.rows]]")
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="comma-separated; default: the file's, or 0")] = "",
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="only rows whose label contains this; may be given several times")
-    ] = None,
+    only: Only = None,
     against: Annotated[
         str, typer.Option("--against", help="the row to compare the others with: differences and their intervals")
     ] = "",
@@ -89,10 +90,10 @@ def compare(
     rows, each, folder = names(methods), numbers("--seeds", seeds), out or folder_for(preset, mini)
     again = " ".join(["promptfed compare", *sys.argv[2:]])
     if tune is not None:
-        if only or dry_run:
-            raise UserError(f"--tune cannot be combined with {'--only' if only else '--dry-run'}")
+        if dry_run:
+            raise UserError("--tune cannot be combined with --dry-run")
         source = searching.Source(preset, given, rows, each, mini)
-        wanted = searching.for_comparison(source, tune, folder)
+        wanted = searching.for_comparison(source, tune, folder, only or ())
         with interruptible(again):
             preset, given, rows, each = str(searching.execute(wanted, console).file), {}, [], []
     plan = comparison.prepare(

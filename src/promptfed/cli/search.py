@@ -11,7 +11,7 @@ import typer
 
 from . import lazy
 from .common import Out, Words, console, interruptible, names, numbers, split
-from .runs import Mini, folder_for
+from .runs import Mini, Only, folder_for
 
 if TYPE_CHECKING:
     from ..search import choose as choosing
@@ -37,6 +37,7 @@ def tune(
             "(default: the learning rates of each row's method, from a tenth to ten times their values)",
         ),
     ] = None,
+    only: Only = None,
     out: Out = None,
     mini: Mini = False,
 ) -> None:
@@ -44,7 +45,7 @@ def tune(
     preset, given = split(words)
     source = tuning.Source(preset, given, names(methods), numbers("--seeds", seeds), mini)
     folder = out or folder_for(preset, mini) / "tuning"
-    plan = tuning.prepare(source, trials=trials, space=space or (), out=folder)
+    plan = tuning.prepare(source, trials=trials, space=space or (), out=folder, only=only or ())
     with interruptible(" ".join(["promptfed tune", *sys.argv[2:]])):
         found = tuning.execute(plan, console)
     scale = " --mini" if mini else ""

@@ -243,7 +243,8 @@ def prepare(
     common += [api.saved_split(out)] if federation else []
     jobs = plan(common, found, out, named(spec))
     chosen = _choose(jobs, [only] if isinstance(only, str) else only)
-    tuned = budget(spec, (job.row for job in jobs))  # without rows that cannot be run
+    # Without rows that cannot be run or are left out.
+    tuned = budget(spec, (job.row for job in jobs if job in chosen or (job.folder / "result.json").exists()))
     asked, told = wanted(spec, found), claims.read(spec)
     trained, seen = [job.row for job in jobs], asked.views
     _check_against(against, [one.place[0] or one.label for each in (trained, seen) for one in each])
@@ -383,7 +384,7 @@ def compare(
 
         names = [method if isinstance(method, str) else api.class_name(method) for method in separated(methods)]
         source = search.Source(preset, settings, names, seeds, mini)
-        found = search.execute(search.for_comparison(source, tune, Path(out)))
+        found = search.execute(search.for_comparison(source, tune, Path(out), only))
         preset, settings, methods, seeds = found.file, {}, (), ()
     wanted: dict[str, Any] = {"methods": methods, "seeds": seeds, "mini": mini, "only": only, "against": against}
     planned = prepare(preset, settings, out=Path(out), federation=federation, **wanted)

@@ -48,6 +48,7 @@ class Source:
 class TunePlan:
     source: Source
     jobs: list[Planned]  # the first seed of each row
+    chosen: frozenset[str]  # the labels of those to search now
     spaces: dict[str, S.Space]  # by label; empty: nothing to tune
     trials: int
     folder: Path
@@ -55,7 +56,8 @@ class TunePlan:
 
     @property
     def tuned(self) -> list[Planned]:
-        return [job for job in self.jobs if self.spaces[job.row.label]]
+        """Those that are searched now."""
+        return [job for job in self.jobs if job.row.label in self.chosen and self.spaces[job.row.label]]
 
 
 @dataclass(frozen=True)
@@ -63,29 +65,41 @@ class Tuned:
     """What tune() has found. `file` is for compare()."""
 
     file: Path
-    best: dict[str, Trial]  # by label
+    best: dict[str, Trial]  # by label, of the rows that were searched now
     trials: int
 
 
-def prepare(source: Source, *, trials: int, space: Sequence[str] = (), out: Path, option: str = "--trials") -> TunePlan:
-    """Reads and checks everything before the first trial. `option`: what the number of trials is called."""
+def prepare(
+    source: Source,
+    *,
+    trials: int,
+    space: Sequence[str] = (),
+    out: Path,
+    only: str | Sequence[str] = (),
+    option: str = "--trials",
+) -> TunePlan:
+    """Reads and checks everything before the first trial. `only`: the rows whose label has this, or one of these, in
+    it. `option`: what the number of trials is called."""
     if not isinstance(trials, int) or trials < 1:
         raise UserError(f"{option} = {trials} must be at least 1, and whole")
     if isinstance(space, str):
         space = [space]
     given = S.parse(space)
     planned = comparison.prepare(
-        source.preset, source.settings, methods=source.methods, seeds=source.seeds, out=out, mini=source.mini
+        source.preset, source.settings, methods=source.methods, seeds=source.seeds, out=out, mini=source.mini, only=only
     )
+    chosen = frozenset(job.row.label for job in planned.chosen)
     jobs = comparison.check(job for job in planned.jobs if job.seed == job.row.seeds[0])
-    S.check(given, (job.config for job in jobs))
-    spaces = {job.row.label: S.of_row(given, job.config) for job in jobs}
-    if not any(spaces.values()):
+    S.check(given, (job.config for job in jobs if job.row.label in chosen))
+    plan = TunePlan(
+        source, jobs, chosen, {job.row.label: S.of_row(given, job.config) for job in jobs}, trials, out, option
+    )
+    if not plan.tuned:
         raise UserError("tune: no row trains anything with the settings that are searched")
-    return TunePlan(source, jobs, spaces, trials, out, option)
+    return plan
 
 
-def for_comparison(source: Source, trials: int, folder: Path) -> TunePlan:
+def for_comparison(source: Source, trials: int, folder: Path, only: str | Sequence[str] = ()) -> TunePlan:
     """The search before a comparison in this folder, which must not have begun with the settings of a shorter one."""
     file = folder / comparison.TUNING / ABOUT
     if (folder / "table.json").exists() and file.exists():
@@ -95,7 +109,7 @@ def for_comparison(source: Source, trials: int, folder: Path) -> TunePlan:
                 f'--tune = {trials}: "{folder}" holds a comparison that was tuned by {before} trials per row; '
                 "choose another --out"
             )
-    return prepare(source, trials=trials, out=folder / comparison.TUNING, option="--tune")
+    return prepare(source, trials=trials, out=folder / comparison.TUNING, only=only, option="--tune")
 
 
 def execute(plan: TunePlan, console: Console | None = None) -> Tuned:
@@ -148,7 +162,8 @@ def _search(plan: TunePlan, console: Console | None) -> Tuned:
         if found is None:
             raise row.error or UserError(f'tune: no trial of row "{row.label}" was completed')
         chosen[row.label] = found
-    files.write(plan.folder / TUNED, C.dump(tuned_file(plan, chosen)).encode())
+    kept = C.read(plan.folder / TUNED)["compare"]["tuned"]["rows"] if (plan.folder / TUNED).exists() else {}
+    files.write(plan.folder / TUNED, C.dump(tuned_file(plan, chosen, kept)).encode())
     return Tuned(plan.folder / TUNED, chosen, plan.trials)
 
 
@@ -160,16 +175,19 @@ def tune(
     trials: int = 12,
     space: Sequence[str] = (),
     out: str | Path,
+    only: str | Sequence[str] = (),
     mini: bool = False,
     **settings: Any,
 ) -> Tuned:
     """Tunes each row of a comparison on validation data, by the same number of trials, and writes a file for compare().
     `space` has words such as "method.lr=0.001..0.1" or "method.epochs=1|5"; by default the learning rates of each
-    row's method are searched, from a tenth to ten times their values. Called again it goes on with what is not done.
+    row's method are searched, from a tenth to ten times their values. `only`: search only rows whose label has this, or
+    one of these, in it. Called again it goes on with what is not done, and with rows that were added.
 
     tune(methods=["fedvpt", "local+head"], trials=12, out="runs/tuning", dataset="cifar10", rounds=20)
     """
-    return execute(prepare(Source(preset, settings, methods, seeds, mini), trials=trials, space=space, out=Path(out)))
+    source = Source(preset, settings, methods, seeds, mini)
+    return execute(prepare(source, trials=trials, space=space, out=Path(out), only=only))
 
 
 class _Row:
@@ -238,47 +256,65 @@ def _data(config: C.Config) -> str:
 
 
 def _claim(plan: TunePlan, optuna: bool) -> bool:
-    """Refuses the folder of another search; -> whether Optuna proposes the trials, as at the beginning."""
+    """Refuses the folder of another search; -> whether Optuna proposes the trials, as at the beginning. Rows may be
+    added to a search; those that are not searched now stay as they are."""
     file = plan.folder / ABOUT
-    rows = {}
-    for job in plan.tuned:
-        config = record.decisive(job.config.complete())
-        if config["engine"] == {"precision": "fp32"}:  # as searches were recorded before there was another
-            del config["engine"]
-        rows[job.row.label] = {
-            "config": config,
-            "space": {key: str(values) for key, values in plan.spaces[job.row.label].items()},
-        }
+    there: Mapping[str, Any] = {}
     if file.exists():
         try:
             before = json.loads(file.read_text())
-            there, trials, proposed = before["rows"], int(before["trials"]), before["search"]
+            there, trials, proposed = dict(before["rows"]), int(before["trials"]), before["search"]
         except (ValueError, TypeError, KeyError):
             raise UserError(f'--out: "{file}" is not the record of a search; choose another --out') from None
-        other = next((label for label in {**there, **rows} if there.get(label) != rows.get(label)), None)
-        if other is not None:
-            raise UserError(
-                f'--out = "{plan.folder}" holds the search of another comparison: its row "{other}" '
-                f"{_difference(there.get(other), rows.get(other))}; choose another --out"
-            )
-        if plan.trials < trials:
-            raise UserError(
-                f"{plan.option} = {plan.trials} must be at least the {trials} per row of the search in --out"
-            )
+        _same(plan, there, trials)
         if proposed == "optuna" and not optuna:
             raise UserError(f'--out = "{plan.folder}" was begun with Optuna: pip install "promptfed[tune]"')
         optuna = proposed == "optuna"
     elif any((plan.folder / name).exists() for name in (study.JOURNAL, "config.toml", "table.json", "choice.json")):
         raise UserError(f'--out = "{plan.folder}" holds something else than this search; choose another --out')
+    rows = _rows(plan, there)
     about = {"search": "optuna" if optuna else "grid", "trials": plan.trials, "rows": rows}
     files.write(file, (json.dumps(about, indent=1) + "\n").encode())
     return optuna
 
 
+def _rows(plan: TunePlan, there: Mapping[str, Any]) -> dict[str, Any]:
+    """What is searched, by label. `there`: the record of an earlier search, whose other rows may have another space."""
+    rows = {}
+    for job in plan.jobs:
+        label = job.row.label
+        if job not in plan.tuned and label not in there:
+            continue
+        config = record.decisive(job.config.complete())
+        if config["engine"] == {"precision": "fp32"}:  # as searches were recorded before there was another
+            del config["engine"]
+        words = {key: str(values) for key, values in plan.spaces[label].items()}
+        rows[label] = {"config": config, "space": words if job in plan.tuned else there[label]["space"]}
+    return rows
+
+
+def _same(plan: TunePlan, there: Mapping[str, Any], trials: int) -> None:
+    """Refuses the folder of another search, which had these rows and so many trials."""
+    rows = _rows(plan, there)
+    for label, row in there.items():
+        if row != rows.get(label):
+            raise UserError(
+                f'--out = "{plan.folder}" holds the search of another comparison: its row "{label}" '
+                f"{_difference(row, rows.get(label))}; choose another --out"
+            )
+    if plan.trials < trials:
+        raise UserError(f"{plan.option} = {plan.trials} must be at least the {trials} per row of the search in --out")
+    aside = ", ".join(label for label in there if label not in plan.chosen)
+    if aside and plan.trials > trials:
+        raise UserError(
+            f"{plan.option} = {plan.trials} must be {trials}, as for the rows that --only leaves out: {aside}"
+        )
+
+
 def _difference(there: Any, here: Any) -> str:
     """In what two rows differ."""
-    if there is None or here is None:
-        return "is only in this one" if there is None else "is only in that one"
+    if here is None:
+        return "is not in this one"
     for part in ("config", "space"):
         before, now = _flat(there[part]), _flat(here[part])
         for key in {**before, **now}:
@@ -318,8 +354,9 @@ def _table(rows: Sequence[_Row], trials: int) -> Rich:
 # ---- the file for compare
 
 
-def tuned_file(plan: TunePlan, chosen: Mapping[str, Trial]) -> C.Table:
-    """The comparison as it was given, with the chosen settings in [compare.tuned], which go over everything else."""
+def tuned_file(plan: TunePlan, chosen: Mapping[str, Trial], kept: Mapping[str, C.Table] | None = None) -> C.Table:
+    """The comparison as it was given, with the chosen settings in [compare.tuned], which go over everything else.
+    `kept`: those of rows that were searched before."""
     source = plan.source
     file = C.read(source.preset) if source.preset else {}
     given, spec = C.undot(source.settings.items()), dict(file.get("compare", {}))
@@ -357,7 +394,7 @@ def tuned_file(plan: TunePlan, chosen: Mapping[str, Trial]) -> C.Table:
     spec["tuned"] = {
         "trials": plan.trials,
         "mini": source.mini,
-        "rows": {label: S.table(trial.values) for label, trial in chosen.items()},
+        "rows": {**(kept or {}), **{label: S.table(trial.values) for label, trial in chosen.items()}},
     }
     whole = C.merge(api.without_compare(file), given)
     return {**whole, **({"mini": small} if small else {}), "compare": spec}
