@@ -8,7 +8,7 @@ single clients; those of the last round are in the result). With --brief a line 
 
 With --update the comparison has some rows of one that is kept already: they take the place of those of the same label,
 or, if none of their seeds is kept, are added as further seeds; kept.json says which commit made them. With --add as
-well, labels that are not kept yet become further rows.
+well, labels that are not kept yet become further rows. Views of the comparison are kept with its rows.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,12 @@ def keep(
     add: bool = False,
 ) -> None:
     about = {"date": str(date.today()), "commit": made_by or commit(), "brief": brief}
-    labels = [row["label"] for row in json.loads((comparison / "table.json").read_text())]
+    rows = json.loads((comparison / "table.json").read_text())
+    labels = [row["label"] for row in rows]
     found = {label: [json.dumps(run) + "\n" for run in runs(comparison, label, brief)] for label in labels}
     if update:
-        texts, about = updated(kept, {label: lines for label, lines in found.items() if lines}, about, add)
+        views = [row for row in rows if "view" in row]
+        texts, about = updated(kept, {label: lines for label, lines in found.items() if lines}, about, add, views)
     else:
         texts = {name: (comparison / name).read_text() for name in ("table.md", "table.json")}
         texts["results.jsonl"] = "".join(line for lines in found.values() for line in lines)
@@ -71,7 +73,7 @@ def keep(
 
 
 def updated(
-    kept: Path, found: Mapping[str, list[str]], about: dict[str, Any], add: bool
+    kept: Path, found: Mapping[str, list[str]], about: dict[str, Any], add: bool, views: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """What is kept, with other lines for these labels, and its table made anew."""
     lines: dict[str, list[str]] = {}
@@ -91,7 +93,9 @@ def updated(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "results.jsonl").write_text(whole)
-        (folder / "table.json").write_bytes((kept / "table.json").read_bytes())
+        table = json.loads((kept / "table.json").read_text())
+        there = {row["label"] for row in table}
+        (folder / "table.json").write_text(json.dumps([*table, *(row for row in views if row["label"] not in there)]))
         rows = read(folder).table
     first = json.loads((kept / "kept.json").read_text())
     texts = {

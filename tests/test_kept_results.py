@@ -100,13 +100,21 @@ def test_rows_that_were_run_again_take_the_place_of_the_kept_ones(tmp_path):
     results, rounds = read(tmp_path / "kept")
     assert list(rounds) == [("fedavg", 0), ("local", 0), ("local", 1)]
     assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
-    promptfed.compare(methods=["fedprox"], out=tmp_path / "other", method={"epochs": 1}, **settings)
+    file = tmp_path / "other.toml"
+    file.write_text(
+        '[[compare.rows]]\nlabel = "fedprox"\nmethod.name = "fedprox"\n'
+        '[[compare.views]]\nlabel = "its clients"\nof = "fedprox"\nstage = "after_local"\n'
+    )
+    after_local = {"eval": {"after_local": "participants"}}
+    promptfed.compare(file, out=tmp_path / "other", method={"epochs": 1}, **after_local, **settings)
     with pytest.raises(SystemExit, match="has no row fedprox to update"):
         keep(tmp_path / "other", tmp_path / "kept", {}, update=True)
     keep(tmp_path / "other", tmp_path / "kept", {}, brief=True, made_by="cdef012", update=True, add=True)
     results, rounds = read(tmp_path / "kept")
     assert list(rounds) == [("fedavg", 0), ("local", 0), ("local", 1), ("fedprox", 0)]
-    assert tables.table(results) == json.loads((tmp_path / "kept" / "table.json").read_text())
+    table = json.loads((tmp_path / "kept" / "table.json").read_text())
+    assert [row["label"] for row in table if "view" in row] == ["its clients"]
+    assert tables.table(results, asked=Asked.told(table)) == table
     assert json.loads((tmp_path / "kept" / "kept.json").read_text())["later"]["fedprox"][1] == "cdef012"
 
 
