@@ -1,5 +1,8 @@
 """pFedPG: what the server generates, and that it learns to generate what the clients found."""
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -116,16 +119,19 @@ def test_a_server_step_is_descent_on_the_sum_of_the_clients_products() -> None:
     assert torch.equal(after["descriptor.2"], state["descriptor.2"])  # it took no part
 
 
-def learnt(width: int, clients: int, share: float, **settings: object) -> tuple[list[float], dict[str, float]]:
+def learnt(
+    width: int, clients: int, share: float, common: bool = False, **settings: object
+) -> tuple[list[float], dict[str, float]]:
     """After each of 20 rounds, how far prompts are from what each client wants, relative to the start; and what a
     result says of them at the end. Every client wants fixed prompts, and goes this share of the way to them in each
-    round."""
+    round. `common`: it wants the same change of all its prompts."""
     method = create("pfedpg", {"tokens": 10, **settings})
     model = vit((3, 8, 8), 4, 0, width=width, depth=1, heads=2)
     state = method.begin(model, method.tuning.init(model, 0), 7)
     base = state["base.tokens.0"]
     scale, g = base.square().mean().sqrt(), torch.Generator().manual_seed(0)
-    wanted = [base + scale * torch.randn(base.shape, generator=g) for _ in range(clients)]
+    shape = (1, width) if common else base.shape
+    wanted = [base + scale * torch.randn(shape, generator=g) for _ in range(clients)]
     for client in range(clients):
         state = method.admit(state, client, {}, 0)
     found = []
@@ -143,10 +149,38 @@ def test_at_the_published_server_rate_the_generator_learns_and_stays_stable(widt
     assert found[-1] < 0.97  # one vector shifts all ten prompts: most of what clients want cannot be followed
 
 
-@pytest.mark.parametrize(("width", "clients", "share", "rate"), [(192, 4, 0.3, 0.0167), (768, 10, 0.5, 0.001)])
-def test_where_the_generator_overshoots(width: int, clients: int, share: float, rate: float) -> None:
+OVERSHOOTING: list[tuple[int, int, float, dict[str, object]]] = [
+    (192, 4, 0.3, {"server_lr": 0.0167}),
+    (768, 10, 0.5, {}),
+    (192, 4, 0.5, {"tokens": 200, "common": True}),
+]
+
+
+@pytest.mark.parametrize(("width", "clients", "share", "settings"), OVERSHOOTING)
+def test_where_the_published_step_overshoots(width: int, clients: int, share: float, settings: dict[str, Any]) -> None:
     """docs/methods/pfedpg.md warns of it."""
-    assert not max(learnt(width, clients, share, server_lr=rate)[0]) < 5
+    assert not max(learnt(width, clients, share, shorten=False, **settings)[0]) < 5
+
+
+@pytest.mark.parametrize(("width", "clients", "share", "settings"), [*OVERSHOOTING, (192, 4, 1.0, {"server_lr": 1.0})])
+def test_a_shortened_step_never_leads_away_from_what_clients_want(
+    width: int, clients: int, share: float, settings: dict[str, Any]
+) -> None:
+    found, _ = learnt(width, clients, share, **settings)
+    assert all(after <= before + 1e-6 for before, after in pairwise(found))
+    assert found[-1] < 0.97
+
+
+def test_a_step_that_does_not_overshoot_is_the_published_one() -> None:
+    both = [learnt(192, 4, 0.3, shorten=shorten) for shorten in (True, False)]
+    assert both[0] == both[1]
+
+
+def test_a_step_without_a_finite_result_is_not_made() -> None:
+    method = method_of(server_lr=1.0)
+    state = begun(method)
+    after = method.aggregate(state, [update(0, torch.full((K, WIDTH), float("nan")))])
+    assert all(torch.equal(after[name], p) for name, p in state.items())
 
 
 def test_by_default_prompts_become_personal() -> None:

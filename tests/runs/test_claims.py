@@ -36,9 +36,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def verdict(*ends: tuple[float, float]) -> str:
+def verdict(*ends: tuple[float, float], against: tuple[str, ...] = ()) -> str:
     found = {str(i): Difference((low + high) / 2, low, high, 3, 8) for i, (low, high) in enumerate(ends)}
-    return claims.Verdict(claims.Claim("a", "better.", "ours"), found, {}).word
+    return claims.Verdict(claims.Claim("a", "better.", "ours", against=against), found, {}).word
 
 
 def test_a_claim_holds_ahead_of_all_and_fails_behind_one() -> None:
@@ -46,6 +46,8 @@ def test_a_claim_holds_ahead_of_all_and_fails_behind_one() -> None:
     assert verdict((0.01, 0.04), (-0.01, 0.03)) == "cannot be told"
     assert verdict((0.01, 0.04), (-0.02, 0.01), (-0.03, -0.01)) == "does not hold here"
     assert verdict() == "cannot be told"
+    assert verdict((0.01, 0.04), (-0.03, -0.01), against=("0",)) == "holds here"
+    assert verdict((0.01, 0.04), (-0.03, -0.01), against=("0", "1")) == "does not hold here"
 
 
 def test_a_row_is_only_in_the_columns_that_it_names(file: Path, tmp_path: Path) -> None:
@@ -60,6 +62,9 @@ def test_a_row_is_only_in_the_columns_that_it_names(file: Path, tmp_path: Path) 
         ("rows", 1, "columns", ["skewd"], r'columns = "skewd" is unknown; did you mean "skewed"\?'),
         ("rows", 1, "columns", "skewed", r"columns = 'skewed' of \"alone\" must be a list of labels of columns"),
         ("columns", 0, "ours", "mine", r'ours of "skewed" = "mine" is unknown .*\(allowed: alone, averaged\)'),
+        ("columns", 0, "against", ["alon"], r'against of "skewed" = "alon" is unknown; did you mean "alone"\?'),
+        ("columns", 0, "against", ["averaged"], r'against of "skewed" = "averaged" is unknown .*\(allowed: alone\)'),
+        ("columns", 0, "against", "alone", r"against = 'alone' of \"skewed\" must be a list of labels of rows"),
         ("columns", 0, "by", "worst", r"by = 'worst' of \"skewed\" must be \"local\" or \"global\""),
     ],
 )  # fmt: skip
@@ -82,8 +87,25 @@ def test_verdicts_are_shown_saved_and_drawn(file: Path, tmp_path: Path) -> None:
     assert found["differences"]["alone"]["mean"] == pytest.approx(rows["averaged, skewed"] - rows["alone, skewed"])
     console = Console(width=100, record=True, file=StringIO())
     console.print(claims.show(verdicts))
-    assert f"skewed: the claim {found['verdict']}." in console.export_text()
+    text = console.export_text()
+    assert f"skewed: the claim {found['verdict']}." in text
+    assert found["differences"]["alone"]["decides"] is True
+    assert "do not decide" not in text
     assert draw_claims(verdicts, tmp_path / "claims.png").stat().st_size > 1000
+
+
+def test_a_row_that_does_not_decide_is_marked() -> None:
+    found = {name: Difference(0.02, 0.01, 0.03, 3, 8) for name in ("paper's", "added")}
+    verdict = claims.Verdict(
+        claims.Claim("a", "better.", "ours", against=("paper's",)), found, dict.fromkeys([*found, "ours"], "50")
+    )
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(claims.show([verdict]))
+    text = console.export_text()
+    assert " added + " in text
+    assert " paper's + " not in text
+    assert "Rows marked + are not part of a claim and do not decide." in text
+    assert [each["decides"] for each in verdict.complete()["differences"].values()] == [True, False]
 
 
 def test_each_paper_has_its_method_and_baselines() -> None:

@@ -15,7 +15,11 @@ _COLOURS = {"ahead": BLUE, "cannot be told apart": GREY, "behind": VERMILION}
 
 
 def draw_claims(verdicts: Sequence[Verdict], path: Path) -> Path:
-    panels = {f"{each.claim.column}: the claim {each.word}": each.differences for each in verdicts if each.differences}
+    panels = {
+        f"{each.claim.column}: the claim {each.word}": {each.claim.name(row): d for row, d in each.differences.items()}
+        for each in verdicts
+        if each.differences
+    }
     return draw_differences(panels, path, "Each method against its own baselines")
 
 

@@ -1,7 +1,8 @@
 """Whether what a paper claims of its method holds in a comparison: its difference to each of its baselines, in words.
 
-A column of a comparison file is a claim if it says which: `claim`, a sentence; `ours`, the row of the method; and `by`,
-the accuracy to compare by ("local" or "global"; default: the main one of both rows). Its other rows are the baselines.
+A column of a comparison file is a claim if it says which: `claim`, a sentence; `ours`, the row of the method; `by`, the
+accuracy to compare by ("local" or "global"; default: the main one of both rows); and `against`, the rows that decide
+(default: all others). What else is in the column is compared, too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ MEANING = (
     "Differences: the method minus a baseline in points of accuracy, paired by seed and client, with a 95 % bootstrap\n"
     f"interval. A claim {HOLDS} if all intervals are above zero; it {FAILS} if one is below zero."
 )
+BESIDE = "+"  # after a row that does not decide
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ class Claim:
     text: str
     ours: str
     by: Column | None = None
+    against: tuple[str, ...] = ()  # empty: all other rows
+
+    def name(self, row: str) -> str:
+        """A row as it is shown."""
+        return row if self.decided_by(row) else f"{row} {BESIDE}"
+
+    def decided_by(self, row: str) -> bool:
+        return not self.against or row in self.against
 
 
 @dataclass(frozen=True)
@@ -47,13 +57,15 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        words = {found.word for found in self.differences.values()}
+        words = {found.word for row, found in self.differences.items() if self.claim.decided_by(row)}
         if "behind" in words:
             return FAILS
         return HOLDS if words == {"ahead"} else OPEN
 
     def complete(self) -> dict[str, Any]:
-        found = {row: each.complete() for row, each in self.differences.items()}
+        found = {
+            row: {**each.complete(), "decides": self.claim.decided_by(row)} for row, each in self.differences.items()
+        }
         return {"label": self.claim.column, "claim": self.claim.text, "verdict": self.word, "differences": found}
 
 
@@ -63,10 +75,18 @@ def read(spec: Mapping[str, Any]) -> list[Claim]:
     for table in spec.get("columns", ()):
         if "claim" not in table:
             continue
-        claim = Claim(table["label"], table["claim"], table.get("ours", ""), table.get("by"))
+        against = table.get("against", [])
+        if not isinstance(against, list) or not all(isinstance(row, str) for row in against):
+            raise UserError(
+                f'compare.columns: against = {against!r} of "{table["label"]}" must be a list of labels of rows'
+            )
+        claim = Claim(table["label"], table["claim"], table.get("ours", ""), table.get("by"), tuple(against))
         rows = [row for row in spec.get("rows", ()) if claim.column in row.get("columns", [claim.column])]
         if claim.ours not in (labels := {row.get("label", "") for row in rows}):
             raise unknown(f'compare.columns: ours of "{claim.column}"', claim.ours, labels)
+        for row in against:
+            if row not in labels - {claim.ours}:
+                raise unknown(f'compare.columns: against of "{claim.column}"', row, labels - {claim.ours})
         if claim.by not in (None, "local", "global"):
             raise UserError(f'compare.columns: by = {claim.by!r} of "{claim.column}" must be "local" or "global"')
         found.append(claim)
@@ -110,6 +130,7 @@ def show(verdicts: Sequence[Verdict]) -> Group:
         block.add_row(claim.ours, verdict.accuracies[claim.ours])
         for row, found in verdict.differences.items():
             ends = f"[{points(found.low)}, {points(found.high)}]"
-            block.add_row(row, verdict.accuracies[row], points(found.mean), ends, found.word)
+            block.add_row(claim.name(row), verdict.accuracies[row], points(found.mean), ends, found.word)
         parts += [Text(f"{claim.column}: {claim.text}"), block, Text(f"{claim.column}: the claim {verdict.word}.\n")]
-    return Group(*parts, Text(MEANING))
+    beside = any(not each.claim.decided_by(row) for each in verdicts for row in each.differences)
+    return Group(*parts, Text(MEANING + f"\nRows marked {BESIDE} are not part of a claim and do not decide." * beside))

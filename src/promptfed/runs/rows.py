@@ -26,7 +26,7 @@ from .api import class_name, method_settings, shrunk
 Table = dict[str, Any]
 
 # Keys of a row or column that are not settings of its runs.
-BESIDE = ("label", "seeds", "mini", "columns", "claim", "ours", "by")
+BESIDE = ("label", "seeds", "mini", "columns", "claim", "ours", "by", "against")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ class PFedPg(Method):
         description="attention starts with keys and values of unit scale and W_O = 0, so that clients attend to "
         "different prompts, or with matrices of equal scale",
     )
+    shorten: bool = Field(
+        True,
+        description="halve the server's step until the prompts come closer to those that the clients trained; "
+        "false takes the published step, however far it goes",
+    )
     basis: bool = Field(
         False, description="also score the basis in place of each client's prompts (stage `common`; P_base in Table 4)"
     )
@@ -109,12 +114,13 @@ class PFedPg(Method):
         theirs = {f"descriptor.{u.client}" for u in updates}
         learnt = {name: p for name, p in state.items() if name.startswith(("base.", "generator.")) or name in theirs}
 
-        def value(learnt: Params) -> Tensor:
-            """sum_n <P_n, -delta_n>: its gradient is the sum of the clients' vector-Jacobian products."""
-            total = torch.zeros(())
-            for u in updates:
-                made = self.down({**state, **learnt}, u.client)
-                total = total - torch.stack([(made[name] * delta).sum() for name, delta in u.up.items()]).sum()
-            return total
+        def made(learnt: Params) -> Tensor:
+            downs = [self.down({**state, **learnt}, u.client) for u in updates]
+            return torch.stack(
+                [torch.cat([down[name].flatten() for name in u.up]) for down, u in zip(downs, updates, strict=True)]
+            )
 
-        return {**state, **descended(learnt, value, self.server_lr)}
+        changes = torch.stack([torch.cat([delta.flatten() for delta in u.up.values()]) for u in updates])
+        with torch.no_grad():
+            wanted = made(learnt) + changes
+        return {**state, **descended(learnt, made, wanted, self.server_lr, self.shorten)}

@@ -10,6 +10,7 @@ from torch import Tensor
 from ... import Params
 
 Start = Literal["unit", "plain"]
+_HALVINGS = 30  # of a step; after them it is none
 
 
 def start(kind: str, base: Params, attention: Start, g: torch.Generator) -> Params:
@@ -58,10 +59,19 @@ GENERATORS: Mapping[str, Callable[[Params, Tensor, Tensor], Tensor]] = {
 }
 
 
-def descended(learnt: Params, value: Callable[[Params], Tensor], lr: float) -> Params:
-    """After one step of gradient descent on a value; what it does not depend on stays."""
+def descended(learnt: Params, made: Callable[[Params], Tensor], wanted: Tensor, lr: float, shorten: bool) -> Params:
+    """After a step (Eq. 5) that moves what is made toward what is wanted: the gradient of half their squared distance,
+    whose rows are the clients'. What it does not depend on stays.
+
+    `shorten`: the step is halved until the distance does not grow."""
     learnt = {name: p.clone().requires_grad_() for name, p in learnt.items()}
-    gradients = torch.autograd.grad(value(learnt), list(learnt.values()), allow_unused=True)
+    before = made(learnt)
+    moves = torch.autograd.grad(before, list(learnt.values()), wanted - before.detach(), allow_unused=True)
+    pairs = {name: (p.detach(), move) for (name, p), move in zip(learnt.items(), moves, strict=True)}
     with torch.no_grad():
-        pairs = zip(learnt.items(), gradients, strict=True)
-        return {name: (p - lr * g if g is not None else p).detach() for (name, p), g in pairs}
+        limit = (wanted - before).square().sum()
+        for halvings in range(_HALVINGS):
+            after = {name: p if move is None else p + lr * 0.5**halvings * move for name, (p, move) in pairs.items()}
+            if not shorten or (wanted - made(after)).square().sum() <= limit:
+                return after
+        return {name: p for name, (p, _) in pairs.items()}
