@@ -1,8 +1,8 @@
 """Fills the tables of experiments/evidence/README.md and draws docs/images/claims.svg, from the kept results and
 scripts/evidence.toml, which says which rows decide which claim.
 
-A block of the page begins with <!-- evidence: NAME --> and ends with <!-- end -->. NAME is "claims" or the name of one
-of [[tables]].
+A block of the page begins with <!-- evidence: NAME --> and ends with <!-- end -->. NAME is "claims", "images" or the
+name of one of [[tables]].
 """
 
 import re
@@ -12,11 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scipy.special import ndtr, ndtri
+
 from promptfed.report.claims import draw_differences
 from promptfed.runs import comparison
-from promptfed.runs.cells import count, percent, points
+from promptfed.runs.cells import count, percent, points, size
 from promptfed.runs.shown import Asked
-from promptfed.runs.statistics import Difference, difference
+from promptfed.runs.statistics import LEVEL, Difference, difference
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "experiments" / "evidence"
@@ -24,7 +26,7 @@ PAGE = KEPT / "README.md"
 PICTURE = ROOT / "docs" / "images" / "claims.svg"
 GIVEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 FOUND, OPEN, NOT = "found", "cannot be told", "not found"
-ONE_SEED = "¹"  # after a number
+ONE_SEED, CORRECTED = "¹", "†"  # after a number
 Table = list[Sequence[str]]
 
 
@@ -59,6 +61,18 @@ def shown(found: Difference) -> str:
 # ---- claims
 
 
+@cache
+def surviving() -> frozenset[tuple[str, ...]]:
+    """The pairs of all claims that are told apart also after the correction of Benjamini and Hochberg, which expects
+    one false difference in twenty of those found. The p-value is that of a normal distribution with the interval."""
+    pairs = {tuple(pair[:4]) for given in GIVEN["claims"] for pair in given.get("pairs", ())}
+    found = {pair: between(*pair) for pair in pairs}
+    scores = {pair: 2 * ndtri((1 + LEVEL) / 2) * one.mean / (one.high - one.low) for pair, one in found.items()}
+    ranked = sorted((2 * float(ndtr(-abs(score))), pair) for pair, score in scores.items())
+    passed = [n for n, (p, _) in enumerate(ranked, 1) if p <= n / len(ranked) * (1 - LEVEL)]
+    return frozenset(pair for _, pair in ranked[: max(passed, default=0)])
+
+
 def verdict(differences: Iterable[Difference], within: float = 0.0) -> str:
     """Of a claim that a method is ahead in all of them, or level, `within` so many points."""
     words = [_level(found, within / 100) if within else found.word for found in differences]
@@ -76,19 +90,23 @@ def _level(found: Difference, limit: float) -> str:
 
 
 def claim(given: Mapping[str, Any]) -> Sequence[str]:
-    """The claim, the verdict and the numbers that decide it."""
+    """The claim, the verdict, the numbers that decide it, and the paper's."""
     pairs = [(between(*pair[:4]), " ".join(pair[4:])) for pair in given.get("pairs", ())]
-    numbers = [f"{words}: {shown(found)}".removeprefix(": ") for found, words in pairs]
+    marks = [CORRECTED * (tuple(pair[:4]) in surviving()) for pair in given.get("pairs", ())]
+    numbers = [
+        f"{words}: {shown(found)}{mark}".removeprefix(": ") for (found, words), mark in zip(pairs, marks, strict=True)
+    ]
     told = given.get("verdict") or verdict((found for found, _ in pairs), given.get("within", 0.0))
     return (
         f"{given['claim']} ({given.get('of', 'not in the paper')})",
         f"*{told}*",
         "; ".join([*numbers, *filter(None, [given.get("numbers")])]),
+        given.get("published", ""),
     )
 
 
 def claims() -> Table:
-    lines: Table = [("method", "claim", "verdict", "difference, in points"), ("---",) * 4]
+    lines: Table = [("method", "claim", "verdict", "difference, in points", "published"), ("---",) * 5]
     last = ""
     for given in GIVEN["claims"]:
         lines.append((given["paper"] * (given["paper"] != last), *claim(given)))
@@ -119,7 +137,7 @@ def cell(column: Mapping[str, Any], label: str) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return count(value)
+        return size(value) if column["show"] == "bytes" else count(value)
     return percent(value).removesuffix(" ±0.0") + ONE_SEED * (len(runs[label]) == 1)
 
 
@@ -135,15 +153,28 @@ def table(given: Mapping[str, Any]) -> Table:
     return [("", *(column["head"] for column in columns)), ("---", *["---:"] * len(columns)), *lines]
 
 
+def images() -> Table:
+    """How many images each comparison has, of which those for validation chose the rates."""
+    heads = ("", "clients", "for training", "for validation", "for testing", "for testing, per client")
+    lines: Table = [heads, ("---", *["---:"] * (len(heads) - 1))]
+    for name in dict.fromkeys(column["in"] for given in GIVEN["tables"] for column in given["columns"]):
+        run = next(iter(kept(name)[1].values()))[0]
+        totals = [f"{sum(site[part] for site in run['sites']):,}" for part in ("n_train", "n_val", "n_test")]
+        tests = sorted(site["n_test"] for site in run["sites"])
+        lines.append((f"[`{name}`]({name}.toml)", str(len(tests)), *totals, f"{tests[0]} to {tests[-1]}"))
+    return lines
+
+
 # ---- the page
 
 
 def filled(text: str) -> str:
     """The page with its blocks as they should be."""
     tables = {given["name"]: given for given in GIVEN["tables"]}
+    made = {"claims": claims, "images": images}
 
     def block(found: re.Match[str]) -> str:
-        lines = claims() if found[2] == "claims" else table(tables[found[2]])
+        lines = made[found[2]]() if found[2] in made else table(tables[found[2]])
         return found[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + found[3]
 
     return re.sub(r"(<!-- evidence: (.*?) -->\n).*?(<!-- end -->)", block, text, flags=re.DOTALL)

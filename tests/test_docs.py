@@ -156,7 +156,7 @@ def test_differences_in_the_readme_are_those_of_make_run():
     told = json.loads((ROOT / "experiments" / "papers.json").read_text())
     found = {points(each["mean"], each["low"], each["high"]) for one in told for each in one["differences"].values()}
     shown = re.findall(DIFFERENCE, (ROOT / "README.md").read_text().split("On photos")[0])
-    assert len(shown) == 7
+    assert len(shown) == 9
     assert set(shown) <= found
     verdicts = {one["label"]: one["verdict"].removesuffix(" here") for one in told}
     for label, verdict in re.findall(

@@ -1,9 +1,11 @@
 """scripts/evidence.py: what is said of the papers' claims follows from the kept results."""
 
 import html
+import math
 import re
 import runpy
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 
@@ -49,7 +51,7 @@ def test_the_picture_shows_the_differences_that_decide():
 
 def test_every_table_and_claim_is_shown():
     named = re.findall(r"<!-- evidence: (.*?) -->", PAGE)
-    assert sorted(named) == sorted(["claims", *(table["name"] for table in EVIDENCE["GIVEN"]["tables"])])
+    assert sorted(named) == sorted(["claims", "images", *(table["name"] for table in EVIDENCE["GIVEN"]["tables"])])
     assert {claim["paper"] for claim in EVIDENCE["GIVEN"]["claims"]} == {"pFedPT", "SGPT", "ATPFL", "pFedPG", "DP2FL"}
     for claim in EVIDENCE["GIVEN"]["claims"]:
         assert ("pairs" in claim) != ("verdict" in claim), claim["claim"]
@@ -82,6 +84,22 @@ def test_a_row_is_level_with_another_if_the_whole_interval_is_within_the_limit()
 def test_a_difference_is_bold_if_it_is_told_apart_and_marked_if_it_has_one_seed():
     assert EVIDENCE["shown"](told(0.01, 0.03)) == "**+2.0 [+1.0, +3.0]**"
     assert EVIDENCE["shown"](told(-0.01, 0.03, seeds=1)) == "+1.0 [-1.0, +3.0]¹"
+
+
+def test_a_difference_that_survives_the_correction_is_marked():
+    """Benjamini and Hochberg's: the n-th smallest p-value of N is at most .05 n / N for some n at or above its own."""
+    pairs = [tuple(pair[:4]) for claim in EVIDENCE["GIVEN"]["claims"] for pair in claim.get("pairs", ())]
+    found = {pair: EVIDENCE["between"](*pair) for pair in pairs}
+    apart = {pair for pair, one in found.items() if not one.low <= 0 <= one.high}
+    surviving = EVIDENCE["surviving"]()
+    assert set() < surviving < apart
+    weakest = min(abs(one.mean) / (one.high - one.low) for pair, one in found.items() if pair in surviving)
+    assert weakest > max(abs(one.mean) / (one.high - one.low) for pair, one in found.items() if pair not in surviving)
+    p = math.erfc(2 * NormalDist().inv_cdf(0.975) * weakest / math.sqrt(2))  # two-sided
+    assert 0.5 * 0.05 * len(surviving) / len(found) < p <= 0.05 * len(surviving) / len(found)
+    lines = [EVIDENCE["claim"](claim)[2] for claim in EVIDENCE["GIVEN"]["claims"] if "pairs" in claim]
+    assert sum(line.count("**†") + line.count("**¹†") for line in lines) >= len(surviving)
+    assert not any("]†" in line or "]¹†" in line for line in lines)
 
 
 def test_a_row_that_is_not_kept_is_named():

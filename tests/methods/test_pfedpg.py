@@ -159,14 +159,14 @@ OVERSHOOTING: list[tuple[int, int, float, dict[str, object]]] = [
 @pytest.mark.parametrize(("width", "clients", "share", "settings"), OVERSHOOTING)
 def test_where_the_published_step_overshoots(width: int, clients: int, share: float, settings: dict[str, Any]) -> None:
     """docs/methods/pfedpg.md warns of it."""
-    assert not max(learnt(width, clients, share, shorten=False, **settings)[0]) < 5
+    assert not max(learnt(width, clients, share, **settings)[0]) < 5
 
 
 @pytest.mark.parametrize(("width", "clients", "share", "settings"), [*OVERSHOOTING, (192, 4, 1.0, {"server_lr": 1.0})])
 def test_a_shortened_step_never_leads_away_from_what_clients_want(
     width: int, clients: int, share: float, settings: dict[str, Any]
 ) -> None:
-    found, _ = learnt(width, clients, share, **settings)
+    found, _ = learnt(width, clients, share, shorten=True, **settings)
     assert all(after <= before + 1e-6 for before, after in pairwise(found))
     assert found[-1] < 0.97
 
@@ -176,8 +176,8 @@ def test_a_step_that_does_not_overshoot_is_the_published_one() -> None:
     assert both[0] == both[1]
 
 
-def test_a_step_without_a_finite_result_is_not_made() -> None:
-    method = method_of(server_lr=1.0)
+def test_a_shortened_step_without_a_finite_result_is_not_made() -> None:
+    method = method_of(server_lr=1.0, shorten=True)
     state = begun(method)
     after = method.aggregate(state, [update(0, torch.full((K, WIDTH), float("nan")))])
     assert all(torch.equal(after[name], p) for name, p in state.items())

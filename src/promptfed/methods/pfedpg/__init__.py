@@ -46,9 +46,9 @@ class PFedPg(Method):
         "different prompts, or with matrices of equal scale",
     )
     shorten: bool = Field(
-        True,
-        description="halve the server's step until the prompts come closer to those that the clients trained; "
-        "false takes the published step, however far it goes",
+        False,
+        description="halve the server's step until the prompts come closer to those that the clients trained "
+        "(not in the paper): where the published step overshoots",
     )
     basis: bool = Field(
         False, description="also score the basis in place of each client's prompts (stage `common`; P_base in Table 4)"
