@@ -26,6 +26,7 @@ from promptfed.data.partitions import (
     stratified,
 )
 from promptfed.errors import UserError
+from promptfed.runs import config as C
 
 Make = Callable[..., Dataset]
 BALANCED = np.repeat(np.arange(10), 120)  # 10 classes of 120
@@ -275,6 +276,20 @@ def test_dominant_clients_may_draw_from_one_pool(make: Make, tmp_path: Path) -> 
         (tmp_path / "changed.json").write_text(json.dumps(changed))
         with pytest.raises(UserError, match="assigns some images twice"):
             Federation.load(tmp_path / "changed.json", dataset)
+
+
+@pytest.mark.parametrize(("classes", "fewest"), [(101, 31), (102, 40)])  # Caltech101, Flowers102
+@pytest.mark.parametrize("preset", ["dp2fl", "experiments/dp2fl/table1.toml", "experiments/dp2fl/table3.toml"])
+def test_the_presets_of_dp2fl_fit_its_smallest_datasets(make: Make, classes: int, fewest: int, preset: str) -> None:
+    """Ten or eleven clients with 16 shots, from one pool."""
+    root = Path(__file__).parents[2]
+    table = C.read(root / preset if "/" in preset else preset)["partition"]
+    partition = PARTITIONS[table["name"]].model_validate({k: v for k, v in table.items() if k != "name"})
+    federation = federate(make(np.repeat(np.arange(classes), fewest)), partition, 0)
+    assert len(federation.sites) == table["clients"]
+    assert all(row.max() == 16 and set(row) == {0, 4, 16} for row in federation.label_counts("train"))
+    trained = federation.label_counts("train") > 0
+    assert (federation.label_counts("test")[trained] >= 2).all()
 
 
 def test_dominant_other_settings_and_limits(make: Make) -> None:
