@@ -45,11 +45,7 @@ class PFedPg(Method):
         description="attention starts with keys and values of unit scale and W_O = 0, so that clients attend to "
         "different prompts, or with matrices of equal scale",
     )
-    shorten: bool = Field(
-        False,
-        description="halve the server's step until the prompts come closer to those that the clients trained "
-        "(not in the paper): where the published step overshoots",
-    )
+    shorten: bool = Field(False, description="halve the server's step while it overshoots (not in the paper)")
     basis: bool = Field(
         False, description="also score the basis in place of each client's prompts (stage `common`; P_base in Table 4)"
     )
@@ -98,29 +94,27 @@ class PFedPg(Method):
 
     def describe(self, state: State, clients: Sequence[int]) -> dict[str, float]:
         """The rms of the clients' prompts, and of the difference of two clients' prompts over all pairs."""
-        names = P.under(state, "base")
-        downs = [self.down(state, client) for client in clients]
-        prompts = torch.stack([torch.cat([down[name].flatten() for name in names]) for down in downs]).double()
+        prompts = self.stacked(state, clients).double()
         # The mean of (a - b)^2 over all pairs is twice the sample variance.
-        apart = 2 * prompts.var(0).mean() if len(downs) > 1 else torch.zeros(())
+        apart = 2 * prompts.var(0).mean() if len(clients) > 1 else torch.zeros(())
         return {"prompt_rms": float(prompts.square().mean().sqrt()), "prompt_difference_rms": float(apart.sqrt())}
+
+    def stacked(self, state: State, clients: Sequence[int]) -> Tensor:
+        """The clients' prompts, a row each."""
+        names, downs = P.under(state, "base"), [self.down(state, client) for client in clients]
+        return torch.stack([torch.cat([down[name].flatten() for name in names]) for down in downs])
 
     def aggregate(self, state: State, updates: list[Update]) -> State:
         """One step of all that generates (Eq. 5): the clients' changes stand for negative gradients."""
+        base = P.under(state, "base")
         if self.generator == "average":
             change = P.mean([u.up for u in updates], [u.n for u in updates])
-            base = P.under(state, "base")
             return {**state, **P.nested("base", {name: base[name] + p for name, p in change.items()})}
         theirs = {f"descriptor.{u.client}" for u in updates}
         learnt = {name: p for name, p in state.items() if name.startswith(("base.", "generator.")) or name in theirs}
+        changes = torch.stack([torch.cat([u.up[name].flatten() for name in base]) for u in updates])
 
         def made(learnt: Params) -> Tensor:
-            downs = [self.down({**state, **learnt}, u.client) for u in updates]
-            return torch.stack(
-                [torch.cat([down[name].flatten() for name in u.up]) for down, u in zip(downs, updates, strict=True)]
-            )
+            return self.stacked({**state, **learnt}, [u.client for u in updates])
 
-        changes = torch.stack([torch.cat([delta.flatten() for delta in u.up.values()]) for u in updates])
-        with torch.no_grad():
-            wanted = made(learnt) + changes
-        return {**state, **descended(learnt, made, wanted, self.server_lr, self.shorten)}
+        return {**state, **descended(learnt, made, changes, self.server_lr, self.shorten)}

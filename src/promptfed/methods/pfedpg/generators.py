@@ -59,19 +59,18 @@ GENERATORS: Mapping[str, Callable[[Params, Tensor, Tensor], Tensor]] = {
 }
 
 
-def descended(learnt: Params, made: Callable[[Params], Tensor], wanted: Tensor, lr: float, shorten: bool) -> Params:
-    """After a step (Eq. 5) that moves what is made toward what is wanted: the gradient of half their squared distance,
-    whose rows are the clients'. What it does not depend on stays.
+def descended(learnt: Params, made: Callable[[Params], Tensor], change: Tensor, lr: float, shorten: bool) -> Params:
+    """After a step (Eq. 5) that moves what is made by a part of this change: down the gradient of half the squared
+    distance to what it would be after all of it. What it does not depend on stays.
 
     `shorten`: the step is halved until the distance does not grow."""
     learnt = {name: p.clone().requires_grad_() for name, p in learnt.items()}
     before = made(learnt)
-    moves = torch.autograd.grad(before, list(learnt.values()), wanted - before.detach(), allow_unused=True)
+    moves = torch.autograd.grad(before, list(learnt.values()), change, allow_unused=True)
     pairs = {name: (p.detach(), move) for (name, p), move in zip(learnt.items(), moves, strict=True)}
     with torch.no_grad():
-        limit = (wanted - before).square().sum()
         for halvings in range(_HALVINGS):
             after = {name: p if move is None else p + lr * 0.5**halvings * move for name, (p, move) in pairs.items()}
-            if not shorten or (wanted - made(after)).square().sum() <= limit:
+            if not shorten or (before + change - made(after)).square().sum() <= change.square().sum():
                 return after
         return {name: p for name, (p, _) in pairs.items()}
