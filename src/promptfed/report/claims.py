@@ -5,7 +5,7 @@ from pathlib import Path
 
 import altair as alt
 
-from ..runs.claims import Verdict
+from ..runs.claims import BESIDE, Verdict
 from ..runs.statistics import Difference
 from . import style
 from .marks import data
@@ -20,17 +20,27 @@ def draw_claims(verdicts: Sequence[Verdict], path: Path) -> Path:
         for each in verdicts
         if each.differences
     }
-    return draw_differences(panels, path, "Each method against its own baselines")
+    beside = any(not each.claim.decided_by(row) for each in verdicts for row in each.differences)
+    note = f"; {BESIDE}: not part of the claim" * beside
+    return draw_differences(panels, path, "Each method against its own baselines", note=note)
 
 
 def draw_differences(
-    panels: Mapping[str, Mapping[str, Difference]], path: Path, title: str, room: int = 170, line: int = 24
+    panels: Mapping[str, Mapping[str, Difference]],
+    path: Path,
+    title: str,
+    room: int = 170,
+    line: int = 24,
+    note: str = "",
 ) -> Path:
-    """A panel for each title, with a line for each name; `room` for the names and a `line`'s height, in pixels."""
+    """A panel for each title, with a line for each name; `room` for the names and a `line`'s height, in pixels. `note`:
+    what else the subtitle says."""
     one = any(found.seeds == 1 for each in panels.values() for found in each.values())
     head = alt.TitleParams(
         title,
-        subtitle="difference in points of accuracy, 95 % interval over seeds and clients" + "; hollow: one seed" * one,
+        subtitle="difference in points of accuracy, 95 % interval over seeds and clients"
+        + "; hollow: one seed" * one
+        + note,
     )
     last = [*panels][-1:]
     drawn = alt.vconcat(*(_panel(name, panels[name], name in last, room, line) for name in panels), spacing=6)
