@@ -259,20 +259,21 @@ def _claim(plan: TunePlan, optuna: bool) -> bool:
     """Refuses the folder of another search; -> whether Optuna proposes the trials, as at the beginning. Rows may be
     added to a search; those that are not searched now stay as they are."""
     file = plan.folder / ABOUT
-    there: Mapping[str, Any] = {}
     if file.exists():
         try:
             before = json.loads(file.read_text())
             there, trials, proposed = dict(before["rows"]), int(before["trials"]), before["search"]
         except (ValueError, TypeError, KeyError):
             raise UserError(f'--out: "{file}" is not the record of a search; choose another --out') from None
-        _same(plan, there, trials)
+        rows = _rows(plan, there)
+        _same(plan, rows, there, trials)
         if proposed == "optuna" and not optuna:
             raise UserError(f'--out = "{plan.folder}" was begun with Optuna: pip install "promptfed[tune]"')
         optuna = proposed == "optuna"
     elif any((plan.folder / name).exists() for name in (study.JOURNAL, "config.toml", "table.json", "choice.json")):
         raise UserError(f'--out = "{plan.folder}" holds something else than this search; choose another --out')
-    rows = _rows(plan, there)
+    else:
+        rows = _rows(plan, {})
     about = {"search": "optuna" if optuna else "grid", "trials": plan.trials, "rows": rows}
     files.write(file, (json.dumps(about, indent=1) + "\n").encode())
     return optuna
@@ -293,9 +294,8 @@ def _rows(plan: TunePlan, there: Mapping[str, Any]) -> dict[str, Any]:
     return rows
 
 
-def _same(plan: TunePlan, there: Mapping[str, Any], trials: int) -> None:
-    """Refuses the folder of another search, which had these rows and so many trials."""
-    rows = _rows(plan, there)
+def _same(plan: TunePlan, rows: Mapping[str, Any], there: Mapping[str, Any], trials: int) -> None:
+    """Refuses the folder of another search. `there`: the rows of the one before, which had so many trials."""
     for label, row in there.items():
         if row != rows.get(label):
             raise UserError(
